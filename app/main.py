@@ -41,6 +41,7 @@ from app.routers import (
     subscription_actions,
     subscriptions,
     topics,
+    transaction_deliveries,
     transaction_replays,
     transactions,
     workers,
@@ -109,6 +110,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
         generate_unique_id_function=_operation_id,
     )
     api.include_router(transactions.router)
+    api.include_router(transaction_deliveries.router)
     api.include_router(delivery_reasons.router)
     api.include_router(operator_verdicts.router)
     api.include_router(reissues.router)

@@ -31,6 +31,10 @@ REQUESTS = (
     Limit("app.server.request_head.HOST_MAX_BYTES", "bytes of a `Host` header; above it 400"),
     Limit("app.egress.urls.LONGEST_URL", "characters of a URL"),
     Limit("app.routers.transactions.PAGE_MAX", "rows on a page of a list"),
+    Limit(
+        "app.store.coordinator.deliveries.DELIVERIES_MAX",
+        "deliveries of a transaction or of a message in one answer; its `deliveries_cursor` leads to the others",
+    ),
     Limit("app.routers.stats.POINTS_MAX", "points of a series of `/stats/series`"),
     Limit("app.routers.transaction_selection.MANY_MAX", "transactions of one verdict, check or reissue by filter"),
     Limit("app.schemas.totals.COUNTED_MOST", "rows that the `total` of a list counts"),

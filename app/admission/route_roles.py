@@ -41,6 +41,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/transactions"): READERS_AND_PRODUCERS,
     ("GET", "/transactions/{transaction_id:uuid}"): READERS_AND_PRODUCERS,
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): READERS_AND_PRODUCERS,
+    ("GET", "/transactions/{transaction_id:uuid}/deliveries"): READERS_AND_PRODUCERS,
     ("GET", "/transactions/{transaction_id:uuid}/delivery"): READERS_AND_PRODUCERS,
     ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,

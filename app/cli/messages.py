@@ -16,7 +16,11 @@ MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="`TRANSACTI
 @app.command("show")
 def show(message_id: MessageId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a message of any transaction, committed or not: its fields, its body and its deliveries."""
-    one = call(url, "GET", path_of("messages", message_id), as_json=as_json)
+    path = path_of("messages", message_id)
+    one = call(url, "GET", path, as_json=as_json)
+    while (cursor := one["deliveries_cursor"]) is not None:
+        further = call(url, "GET", path, query={"cursor": cursor}, as_json=as_json)
+        one = {**further, "deliveries": one["deliveries"] + further["deliveries"]}
     if as_json:
         print_json(one)
         return

@@ -19,6 +19,27 @@ def with_attempts(transaction: dict[str, Any], earlier: list[dict[str, Any]]) ->
     return {**transaction, "timeline": list(entries), "attempts_cursor": None}
 
 
+def with_deliveries(transaction: dict[str, Any], further: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a transaction whose messages and timeline also have these further deliveries."""
+    messages = [{**message, "deliveries": list(message["deliveries"])} for message in transaction["messages"]]
+    for one in further:
+        position = int(one["message_id"].rpartition("-")[2])
+        messages[position]["deliveries"].append({name: one[name] for name in one if name != "message_id"})
+    entries = [entry for one in further if (entry := _settled_entry(one)) is not None]
+    timeline = sorted([*transaction["timeline"], *entries], key=lambda entry: datetime.fromisoformat(entry["at"]))
+    return {**transaction, "messages": messages, "timeline": timeline, "deliveries_cursor": None}
+
+
+def _settled_entry(delivery: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the entry of the timeline that the API makes of a delivery, if any."""
+    if "at" not in delivery or delivery["state"] == "dropped":
+        return None
+    arrived = "replayed" if "replay" in delivery else "delivered"
+    what = "dead" if delivery["state"] == "dead" else arrived
+    left_out = ("state", "first_at", "due_at")
+    return {"what": what, **{name: value for name, value in delivery.items() if name not in left_out}}
+
+
 def print_transaction(transaction: dict[str, Any]) -> None:
     """Print `GET /transactions/{id}` for people."""
     print_fields(

@@ -10,7 +10,7 @@ from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, list_i
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import age, print_table, share
-from app.cli.transaction_view import print_transaction, with_attempts
+from app.cli.transaction_view import print_transaction, with_attempts, with_deliveries
 
 app = typer.Typer(
     help="Transactions: their states, and verdicts by a person.", no_args_is_help=True, cls=SortedCommands
@@ -103,4 +103,7 @@ def show(transaction_id: TransactionId, url: Url = DEFAULT_URL, as_json: AsJson 
     if transaction["attempts_cursor"] is not None:
         earlier = all_pages(url, f"{path}/attempts", cursor=transaction["attempts_cursor"], as_json=as_json)
         transaction = with_attempts(transaction, earlier)
+    if transaction["deliveries_cursor"] is not None:
+        further = all_pages(url, f"{path}/deliveries", cursor=transaction["deliveries_cursor"], as_json=as_json)
+        transaction = with_deliveries(transaction, further)
     print_json(transaction) if as_json else print_transaction(transaction)

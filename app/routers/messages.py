@@ -2,23 +2,23 @@
 
 import re
 from collections.abc import Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
+from pydantic import Field
 
 from app.coordinator.commit_lanes import PlainOutcome
 from app.coordinator.decoding import decode
 from app.coordinator.half_content import half_of
 from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall
 from app.coordinator.wire import PlainAnswer, PlainRequest, PlainsRequest
-from app.errors import DayGone, MessageUnknown, TransactionUnknown
+from app.errors import DayGone, Invalid, MessageUnknown, TransactionUnknown
 from app.ids import parse_message_id
-from app.permissions import Caller, Role
+from app.permissions import EVERYTHING, Caller, Role
 from app.routers.batches import ManyRoute
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import published, unknown_transaction
@@ -26,7 +26,10 @@ from app.routers.half import begin_half, note_trace, refused
 from app.routers.message_body import with_body
 from app.routers.timeline import known, message_fields
 from app.runtime.state import Runtime
+from app.schemas.delivery_cursor import DeliveryCursor, cursor_of, place_of
+from app.schemas.fields import Strict
 from app.schemas.transactions import ID, StoredMessageShown
+from app.store.coordinator.deliveries import DeliveryPlace, DeliverySelection
 from app.store.coordinator.halves import Half, message_body
 from app.store.coordinator.history import Owner, read_history, read_owner
 from app.store.coordinator.ops import Recorded
@@ -81,19 +84,28 @@ def _answer(runtime: Runtime, half: Half, outcome: PlainOutcome) -> JsonAnswer |
 _PLAINS = ManyRoute("/messages", "transactions", PlainsRequest, PlainRequest, plain_begun)
 
 
+class MessageQuery(Strict):
+    """Selects the deliveries that are shown."""
+
+    cursor: DeliveryCursor | None = Field(None, description="`deliveries_cursor` of the answer before")
+
+
 @router.get(
     "/{message_id}",
     summary="Show a message with its body and its deliveries",
     response_model=StoredMessageShown,
-    responses=problems(TransactionUnknown, MessageUnknown, DayGone),
+    responses=problems(Invalid, TransactionUnknown, MessageUnknown, DayGone),
 )
-async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: MessageId) -> Response:
+async def get_message(
+    runtime: RuntimeDep, caller: CallerDep, message_id: MessageId, query: Annotated[MessageQuery, Query()]
+) -> Response:
     """Return a message of any transaction, also of an undecided or rolled-back one.
 
     `body` is the producer's JSON, byte for byte, if the content type's subtype is `json` or ends in `+json` and the
     bytes are JSON in UTF-8. Any other body comes as `body_base64`. A subscriber's key sees only committed messages of
     its topics, and only its own deliveries. A producer's key sees only messages of its groups. A key
-    without the permission `bodies` gets `body_hidden` in place of the body.
+    without the permission `bodies` gets `body_hidden` in place of the body. The answer has the first 1,000 deliveries;
+    if `deliveries_cursor` is not null, the same request with it as `cursor` has the next ones.
     """
     parsed = parse_message_id(message_id)
     if parsed is None:
@@ -104,16 +116,12 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
         # The scope is judged first: reading a history out of scope would show by its time that the id exists.
         if _may_read(caller, await read_owner(connection, transaction_id, position)):
             # The answer shows no attempts.
-            history = await read_history(connection, transaction_id, 1)
+            history = await read_history(connection, transaction_id, 1, _deliveries(caller, position, query))
             body = await message_body(connection, transaction_id, position)
     if history is None:
         raise await unknown_transaction(runtime, transaction_id)
     if body is None:
         raise MessageUnknown(f"This transaction has {len(history.messages)} messages, from position 0.")
-    if caller.role is Role.SUBSCRIBER:
-        history = replace(
-            history, deliveries=[one for one in history.deliveries if caller.subscriptions.takes(one.subscription)]
-        )
     message = history.messages[position]
     sent = next((row for row in history.published if row.position == position), None)
     shown = StoredMessageShown(
@@ -122,9 +130,17 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
         state=state_of(history.record.verdict, history.record.check_back),
         born_at=message.born_at,
         **message_fields(history, message, sent),
+        deliveries_cursor=cursor_of(history.more_after),
         **known(committed_at=sent.committed_at if sent else None),
     )
     return with_body(shown, caller, body, message.content_type)
+
+
+def _deliveries(caller: Caller, position: int, query: MessageQuery) -> DeliverySelection:
+    """Return which deliveries of a message to read: a subscriber's key sees its own."""
+    within = caller.subscriptions.within if caller.role is Role.SUBSCRIBER else EVERYTHING
+    place = DeliveryPlace(position, "", 0, 0) if query.cursor is None else place_of(query.cursor)
+    return DeliverySelection(place._replace(position=position), position, within)
 
 
 async def read_bodies(runtime: Runtime, caller: Caller, transaction_id: UUID, at_most: int) -> list[bytes]:

@@ -9,9 +9,11 @@ import msgspec
 
 from app.ids import message_id
 from app.permissions import Caller
+from app.schemas.delivery_cursor import cursor_of
 from app.schemas.transactions import DeliveryShown, MessageShown, TimelineEntry, TransactionShown, VerdictShown
 from app.store.coordinator.attempts import Attempt
-from app.store.coordinator.history import DeliveryRecord, History, Published, Redelivery, StoredMessage
+from app.store.coordinator.deliveries import DeliveryRecord
+from app.store.coordinator.history import History, Published, Redelivery, StoredMessage
 from app.store.coordinator.transactions import state_of
 from app.verdicts import AttemptKind, DeliveryState, State
 
@@ -60,6 +62,7 @@ def transaction_shown(history: History, caller: Caller) -> TransactionShown:
         ],
         timeline=timeline(history),
         attempts_cursor=None if history.more_below is None else str(history.more_below),
+        deliveries_cursor=cursor_of(history.more_after),
         **context,
         **known(
             verdict=_verdict(history),
@@ -80,7 +83,9 @@ def message_fields(history: History, message: StoredMessage, published: Publishe
         "tag": message.tag,
         "headers": msgspec.json.decode(message.headers) if message.headers else {},
         "content_type": message.content_type,
-        "deliveries": [_delivery(one) for one in history.deliveries if one.position == message.position],
+        "deliveries": [
+            DeliveryShown(**delivery_fields(one)) for one in history.deliveries if one.position == message.position
+        ],
         **known(
             deliver_after_s=message.deliver_after_s,
             due_at=published.due_at if published else None,
@@ -89,11 +94,12 @@ def message_fields(history: History, message: StoredMessage, published: Publishe
     }
 
 
-def _delivery(delivery: DeliveryRecord) -> DeliveryShown:
-    return DeliveryShown(
-        subscription=delivery.subscription,
-        state=delivery.state,
-        attempts=delivery.attempts,
+def delivery_fields(delivery: DeliveryRecord) -> dict[str, Any]:
+    """Return the fields of a delivery."""
+    return {
+        "subscription": delivery.subscription,
+        "state": delivery.state,
+        "attempts": delivery.attempts,
         **known(
             replay=delivery.replay,
             first_at=delivery.first_at,
@@ -104,7 +110,7 @@ def _delivery(delivery: DeliveryRecord) -> DeliveryShown:
             error=delivery.error,
             reason=delivery.reason,
         ),
-    )
+    }
 
 
 def _verdict(history: History) -> VerdictShown | None:

@@ -137,8 +137,10 @@ class AttemptQuery(Strict):
 async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> TransactionShown:
     """Return a transaction's state, messages and timeline from one snapshot.
 
-    If `attempts_cursor` is not null, earlier attempts are at `/transactions/{id}/attempts`. After the verdict the
-    check-back row is removed, and `swept` and `parked` leave the timeline. Checks and the verdict stay.
+    If `attempts_cursor` is not null, earlier attempts are at `/transactions/{id}/attempts`. The messages have their
+    first 1,000 deliveries together; if `deliveries_cursor` is not null, the others are at
+    `/transactions/{id}/deliveries`. After the verdict the check-back row is removed, and `swept` and `parked` leave the
+    timeline. Checks and the verdict stay.
     """
     async with runtime.request_pool.connection() as connection:
         owner = await read_owner(connection, transaction_id)

@@ -133,11 +133,28 @@ class TransactionShown(Shown):
     messages: list[MessageShown]
     timeline: list[TimelineEntry] = Field(
         description="by time; of checks, attempts and refused ends the latest `HALFNOTE_ATTEMPTS_PAGE_MAX` (1,000), "
-        "and as many redeliveries"
+        "and as many redeliveries; of deliveries those in `messages`"
     )
     attempts_cursor: str | None = Field(
         description="send it as `cursor` to `GET /transactions/{id}/attempts` for earlier attempts; null: all are shown"
     )
+    deliveries_cursor: str | None = Field(
+        description="the messages have more than 1,000 deliveries together: send it as `cursor` to "
+        "`GET /transactions/{id}/deliveries` for the others; null: all are shown"
+    )
+
+
+class DeliveryOfMessage(DeliveryShown):
+    """A delivery in a list."""
+
+    message_id: str = Field(examples=[f"{ID}-0"])
+
+
+class DeliveryPage(Shown):
+    """A page of a transaction's deliveries."""
+
+    items: list[DeliveryOfMessage]
+    next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 
 class AttemptPage(Shown):
@@ -191,6 +208,10 @@ class StoredMessageShown(MessageShown):
     body: Any = Field(None, description="the body, byte for byte, if it is JSON", examples=[{"order": 1030}])
     body_base64: str | None = Field(None, description="any other body; one of the three is there")
     body_hidden: bool | None = Field(None, description="true: the key may not read bodies")
+    deliveries_cursor: str | None = Field(
+        description="the message has more than 1,000 deliveries: the same request with this as `cursor` has the next "
+        "ones; null: these were the last"
+    )
 
 
 class CheckAsked(Shown):

@@ -38,6 +38,7 @@ MAY = {
     ("GET", "/transactions"): "o n y y n y",
     ("GET", "/transactions/{transaction_id:uuid}"): "h n y y n y",
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): "h n y y n y",
+    ("GET", "/transactions/{transaction_id:uuid}/deliveries"): "h n y y n y",
     ("GET", "/transactions/{transaction_id:uuid}/delivery"): "h n y y n y",
     ("POST", "/transactions/{transaction_id:uuid}/check"): "n n y y n n",
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n n",

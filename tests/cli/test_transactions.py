@@ -1,8 +1,9 @@
 """`halfnote transactions`: list, show, check, verdict, reissue."""
 
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
+import httpx
 import pytest
 
 from tests.support.cli_requests import group, post_end, post_half
@@ -65,6 +66,38 @@ async def test_a_long_timeline_is_shown_whole(run: Run, url: str, group: str, da
     assert (numbers, shown["attempts_cursor"]) == (list(range(1, 2101)), None)
     assert shown["timeline"][0]["what"] == "born"
     assert "no. 2100" in run("transactions", "show", transaction_id).out
+
+
+async def test_many_deliveries_are_shown_whole(run: Run, url: str, group: str, database: str) -> None:
+    name = f"many-{uuid4().hex[:8]}"
+    put = {"topics": ["shown-often"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    httpx.put(f"{url}/subscriptions/{name}", json=put).raise_for_status()
+    httpx.post(f"{url}/subscriptions/{name}/pause").raise_for_status()
+    transaction_id = post_half(url, group, "shown-often")
+    post_end(url, group, transaction_id, "commit")
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, status, settled_at, replay) select $1, 0, subscription_id, 1, 'delivered', 1, now(), 7, 204, "
+        "now() + interval '1 min' + n * interval '1 ms', n from generate_series(0, 1499) n, subscription "
+        "where name = $2",
+        UUID(transaction_id),
+        name,
+    )
+    await connection.close()
+    shown = run("transactions", "show", transaction_id, "--json").json
+    deliveries = shown["messages"][0]["deliveries"]
+    assert ([one.get("replay", 0) for one in deliveries], shown["deliveries_cursor"]) == (list(range(1500)), None)
+    settled = [one for one in shown["timeline"] if one["what"] in ("delivered", "replayed")]
+    assert [one.get("replay", 0) for one in settled] == list(range(1500))
+    # As the API says it of those that are in its answer.
+    assert settled[-1].keys() == settled[1].keys()
+    # Once as a delivery, and once in the timeline.
+    words = run("transactions", "show", transaction_id).out.split()
+    assert [words.count(word) for word in ("1499:", "1499,")] == [1, 1]
+    message = run("messages", "show", f"{transaction_id}-0", "--json").json
+    assert (len(message["deliveries"]), message["deliveries_cursor"]) == (1500, None)
+    httpx.delete(f"{url}/subscriptions/{name}").raise_for_status()
 
 
 def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> None:

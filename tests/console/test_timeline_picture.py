@@ -27,6 +27,7 @@ def transaction(*deliveries: TimelineEntry) -> TransactionShown:
         messages=[],
         timeline=timeline,
         attempts_cursor=None,
+        deliveries_cursor=None,
     )
 
 

@@ -58,6 +58,7 @@ async def asked(
     [
         (Role.PRODUCER, "/transactions/{}"),
         (Role.PRODUCER, "/transactions/{}/attempts"),
+        (Role.PRODUCER, "/transactions/{}/deliveries"),
         (Role.PRODUCER, "/messages/{}-0"),
         (Role.PRODUCER, "/messages/{}-7"),
         (Role.SUBSCRIBER, "/messages/{}-0"),

@@ -13,6 +13,7 @@ from app.ids import id_day, uuid7
 from app.runtime.state import Runtime
 from app.store.coordinator import history
 from app.store.coordinator.attempts import EARLIER_ATTEMPTS, HIGHEST_ID, LATEST_ATTEMPTS
+from app.store.coordinator.deliveries import DELIVERIES, DELIVERIES_MAX
 from app.store.coordinator.halves import MESSAGE_BODY
 from tests.coordinator.test_half_end import ORDER, post_end, post_half
 from tests.coordinator.test_statement_plans import full
@@ -72,6 +73,7 @@ async def test_a_half_is_shown_with_what_is_known_of_it(client: httpx.AsyncClien
         ],
         "timeline": [{"at": made["born_at"], "what": "born"}],
         "attempts_cursor": None,
+        "deliveries_cursor": None,
     }
 
 
@@ -276,6 +278,86 @@ async def write_dead(db: Connection, transaction_id: str, subscription: int, **c
     )
 
 
+async def replayed(db: Connection, transaction_id: str, position: int, subscription: int, times: int) -> None:
+    """Write the receipts of the live delivery of a message, and of replays of it."""
+    await db.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, status, settled_at, replay) "
+        "select $1, $2, $3, 1, 'delivered', 1, now(), 7, 204, now(), n from generate_series(0, $4) n",
+        UUID(transaction_id),
+        position,
+        subscription,
+        times,
+    )
+
+
+async def test_a_transaction_has_some_of_its_deliveries_and_leads_to_the_others(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    transaction_id = await half_of(client, ORDER, ORDER)
+    await post_end(client, transaction_id, "commit")
+    # Two of one name: a name can be used again after its subscription was deleted.
+    first = await subscribe(db, "mailer")
+    await db.execute("update subscription set deleted_at = now()")
+    for position, name in ((0, first), (0, "mailer"), (1, "Shop"), (1, "crm")):
+        subscription = name if isinstance(name, int) else await subscribe(db, name)
+        await replayed(db, transaction_id, position, subscription, 400)
+    path = f"/transactions/{transaction_id}"
+    shown = (await client.get(path)).json()
+    assert [len(message["deliveries"]) for message in shown["messages"]] == [802, DELIVERIES_MAX - 802]
+    settled = [entry for entry in shown["timeline"] if entry["what"] in ("delivered", "replayed")]
+    assert len(settled) == DELIVERIES_MAX
+    found = [
+        {**one, "message_id": message["message_id"]} for message in shown["messages"] for one in message["deliveries"]
+    ]
+    cursor, pages = shown["deliveries_cursor"], []
+    while cursor is not None:
+        page = (await client.get(f"{path}/deliveries", params={"cursor": cursor, "limit": 250})).json()
+        pages.append(len(page["items"]))
+        cursor, found = page["next_cursor"], found + page["items"]
+    assert pages == [250, 250, 104]
+    whole = (await client.get(f"{path}/deliveries", params={"limit": 1000})).json()
+    assert whole["items"] == found[:1000]
+    each = [(one["message_id"], one["subscription"], one.get("replay", 0)) for one in found]
+    assert each[:802] == [(f"{transaction_id}-0", "mailer", n) for _ in (1, 2) for n in range(401)]
+    assert sorted(each[802:]) == sorted(
+        (f"{transaction_id}-1", name, n) for name in ("Shop", "crm") for n in range(401)
+    )
+
+
+async def test_a_message_has_some_of_its_deliveries_and_leads_to_the_others(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    transaction_id = await half_of(client, ORDER, ORDER, ORDER)
+    await post_end(client, transaction_id, "commit")
+    mailer = await subscribe(db, "mailer")
+    for position, times in ((0, 3), (1, 1500), (2, 3)):
+        await replayed(db, transaction_id, position, mailer, times)
+    path, found, query = f"/messages/{transaction_id}-1", [], {}
+    for number in (1000, 501):
+        shown = (await client.get(path, params=query)).json()
+        assert (len(shown["deliveries"]), shown["body"]) == (number, ORDER["body"])
+        found += [one.get("replay", 0) for one in shown["deliveries"]]
+        query = {"cursor": shown["deliveries_cursor"]}
+    assert found == list(range(1501))
+    assert query == {"cursor": None}
+    for short in (0, 2):
+        few = (await client.get(f"/messages/{transaction_id}-{short}")).json()
+        assert (len(few["deliveries"]), few["deliveries_cursor"]) == (4, None)
+
+
+async def test_only_what_was_answered_is_a_cursor_of_deliveries(client: httpx.AsyncClient, group: str) -> None:
+    transaction_id = await half_of(client)
+    for cursor in ("x", "0-1-0-", "0-9999999999-0-mailer", "0-1-0-" + 256 * "m", "0-1-0-a b"):
+        for path in (f"/transactions/{transaction_id}/deliveries", f"/messages/{transaction_id}-0"):
+            answer = await client.get(path, params={"cursor": cursor})
+            assert (answer.status_code, answer.json()["type"], answer.json()["field"]) == (
+                422,
+                "/problems/invalid",
+                "cursor",
+            )
+
+
 async def test_a_replays_deliveries_stand_beside_the_live_one(
     client: httpx.AsyncClient, db: Connection, group: str
 ) -> None:
@@ -462,6 +544,12 @@ async def test_other_bodies_come_back_as_base64(
     assert (shown["body_base64"], "body" in shown) == (encoded, False)
 
 
+def type_of(value: int | str | None) -> str:
+    if value is None:
+        return "text[]"
+    return "text" if isinstance(value, str) else "bigint" if value > 1000 else "int"
+
+
 @pytest.mark.parametrize("generic", [True, False])
 @pytest.mark.parametrize(
     ("statement", "more"),
@@ -472,14 +560,14 @@ async def test_other_bodies_come_back_as_base64(
         (history.PUBLISHED, ()),
         (LATEST_ATTEMPTS, (HIGHEST_ID, 1000)),
         (EARLIER_ATTEMPTS, (HIGHEST_ID, 1000)),
-        (history.DELIVERIES, ()),
+        (DELIVERIES, (-1, "", 0, 0, 99, None, None, 1000)),
         (history.REDELIVERIES, (1000,)),
         (MESSAGE_BODY, (0,)),
         (lists.TRANSACTION_STATE, ()),
     ],
 )
 async def test_a_transaction_is_read_from_its_own_day(
-    full: Connection, statement: str, more: tuple[int, ...], generic: bool
+    full: Connection, statement: str, more: tuple[int | str | None, ...], generic: bool
 ) -> None:
     await subscribe(full, "mailer")
     await full.execute(
@@ -487,7 +575,7 @@ async def test_a_transaction_is_read_from_its_own_day(
         "select subscription_id, 1, 0, 0, now() from subscription"
     )
     transaction_id: UUID = await full.fetchval("select transaction_id from op order by transaction_id limit 1")
-    types = ("uuid", *("bigint" if value > 1000 else "int" for value in more))
+    types = ("uuid", *map(type_of, more))
     found = big(await scans(full, statement, types, (transaction_id, *more), generic=generic))
     assert {scan.table.rpartition("_")[2] for scan in found if scan.rows} <= {f"{id_day(transaction_id):%Y%m%d}"}
     assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]

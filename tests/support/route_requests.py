@@ -227,6 +227,10 @@ async def attempts(world: World) -> Asked:
     return Asked(f"/transactions/{await world.ended()}/attempts")
 
 
+async def deliveries(world: World) -> Asked:
+    return Asked(f"/transactions/{await world.ended()}/deliveries")
+
+
 async def delivery(world: World) -> Asked:
     return Asked(f"/transactions/{await world.ended()}/delivery")
 
@@ -332,6 +336,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("GET", "/transactions"): transactions,
     ("GET", "/transactions/{transaction_id:uuid}"): transaction,
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): attempts,
+    ("GET", "/transactions/{transaction_id:uuid}/deliveries"): deliveries,
     ("GET", "/transactions/{transaction_id:uuid}/delivery"): delivery,
     ("POST", "/transactions/{transaction_id:uuid}/check"): check,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): verdict,

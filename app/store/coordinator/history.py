@@ -7,17 +7,8 @@ from uuid import UUID
 
 from app.database.connection import Connection
 from app.store.coordinator.attempts import Attempt, latest_attempts, verdict_of
-from app.store.relay.log import HASH
-from app.store.relay.unsettled import unsettled_sql
-from app.topic_patterns import match_sql
-from app.verdicts import (
-    CHECK_BACK_STATE_OF,
-    CheckBackState,
-    DeadLetterAction,
-    DeliveryState,
-    Source,
-    Verdict,
-)
+from app.store.coordinator.deliveries import ALL, DeliveryPlace, DeliveryRecord, DeliverySelection, read_deliveries
+from app.verdicts import CHECK_BACK_STATE_OF, CheckBackState, DeadLetterAction, Source, Verdict
 
 # What the scope of a key is compared with: the group, and the topic of one message once it is committed. One statement,
 # so that it takes the same number of statements to refuse an id of another group and an id that does not exist. Primary
@@ -51,48 +42,6 @@ left join reissue r on r.transaction_id = t.transaction_id
 PUBLISHED = """
 select position, "offset", due_at, committed_at from outbox where transaction_id = $1 order by position
 """
-
-# receipt and outbox: by their primary keys in one partition. The indexes of the mutable tables begin with the
-# subscription, because the relay reads them so. They are probed once for each subscription, of which there are few, by
-# offset: a transaction's offsets are consecutive, and the range finds the rows of every replay. A message is waiting if
-# a live subscription matches it (as in WINDOW), its shard's checkpoint is before it, and it has no row in any of these
-# tables.
-DELIVERIES = f"""
-with place as materialized (
-  select min("offset") as low, max("offset") as high from outbox where transaction_id = $1
-)
-select r.position, s.name as subscription, nullif(r.replay, 0) as replay, r.outcome as state, r.attempts, r.first_at,
-  r.settled_at as at, r.status, r.duration_ms, null::timestamptz as due_at, null as error, null as reason
-from receipt r join subscription s on s.subscription_id = r.subscription_id
-where r.transaction_id = $1
-union all
-select d.position, s.name, nullif(d.replay, 0), case when d.attempts = 0 then 'waiting' else 'in_retry' end,
-  d.attempts, d.first_at, null, null, null, d.due_at, d.last_error, null
-from place p cross join subscription s cross join lateral (
-  select * from delivery_retry d where d.subscription_id = s.subscription_id
-    and d."offset" between p.low and p.high and d.transaction_id = $1 offset 0
-) d
-union all
-select d.position, s.name, nullif(d.replay, 0), 'dead', d.attempts, d.first_at, d.died_at, d.status, null, null,
-  d.error, d.reason
-from place p cross join subscription s cross join lateral (
-  select * from dead_letter d where d.subscription_id = s.subscription_id
-    and d."offset" between p.low and p.high and d.transaction_id = $1 offset 0
-) d
-union all
-select o.position, s.name, null, 'waiting', 0, null, null, null, null, o.due_at, null, null
-from outbox o
-join half h on h.transaction_id = o.transaction_id and h.position = o.position
-join subscription s on s.deleted_at is null
-  and {match_sql("o.topic", "s.topics")}
-  and (coalesce(s.filters -> 'tags', '[]') in ('[]', 'null') or s.filters -> 'tags' ? o.tag)
-  and (coalesce(s.filters -> 'headers', 'null') = 'null' or h.headers @> (s.filters -> 'headers'))
-join checkpoint c on c.subscription_id = s.subscription_id and c."offset" < o."offset"
-  and (c.shards = 1 or {HASH.format("o")} % c.shards = c.shard)
-where o.transaction_id = $1
-  and {unsettled_sql("o")}
-order by 1, 2, 3 nulls first
-"""  # noqa: S608 -- an expression of ours
 
 # Served by redelivery_transaction. The latest ones: a person's script can redeliver a message again and again.
 REDELIVERIES = """
@@ -159,27 +108,6 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryRecord:
-    """The delivery of a message to one subscription, live or in the replay `replay`.
-
-    `at`: when it was delivered or dropped, or died. `reason`: why it died.
-    """
-
-    position: int
-    subscription: str
-    replay: int | None
-    state: DeliveryState
-    attempts: int
-    first_at: datetime | None
-    at: datetime | None
-    status: int | None
-    duration_ms: int | None
-    due_at: datetime | None
-    error: str | None
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Redelivery:
     """A person's action on a dead letter, with the time and reason of its death and its `attempts` until then.
 
@@ -200,9 +128,10 @@ class Redelivery:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The rows of one transaction; of attempts and redeliveries the latest ones.
+    """The rows of one transaction; of attempts and redeliveries the latest ones, of deliveries the first.
 
-    `more_below`: earlier attempts have ids below this one; None: there are none.
+    `more_below`: earlier attempts have ids below this one; None: there are none. `more_after`: further deliveries come
+    after this place; None: there are none.
     """
 
     transaction_id: UUID
@@ -212,6 +141,7 @@ class History:
     attempts: list[Attempt]
     more_below: int | None
     deliveries: list[DeliveryRecord]
+    more_after: DeliveryPlace | None
     redeliveries: list[Redelivery]
 
 
@@ -221,10 +151,12 @@ async def read_owner(connection: Connection, transaction_id: UUID, position: int
     return None if row is None else Owner(**row)
 
 
-async def read_history(connection: Connection, transaction_id: UUID, limit: int) -> History | None:
+async def read_history(
+    connection: Connection, transaction_id: UUID, limit: int, selection: DeliverySelection = ALL
+) -> History | None:
     """Return the history of a transaction in one snapshot; None if there is no such half.
 
-    `limit`: the most attempts, and the most redeliveries.
+    `limit`: the most attempts, and the most redeliveries. `selection`: the deliveries to read.
     """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         messages = await read_messages(connection, transaction_id)
@@ -232,6 +164,7 @@ async def read_history(connection: Connection, transaction_id: UUID, limit: int)
             return None
         record = await read_record(connection, transaction_id)
         attempts, more_below = await latest_attempts(connection, transaction_id, limit)
+        deliveries, more_after = await read_deliveries(connection, transaction_id, selection)
         return History(
             transaction_id,
             messages,
@@ -239,7 +172,8 @@ async def read_history(connection: Connection, transaction_id: UUID, limit: int)
             [Published(**row) for row in await connection.fetch(PUBLISHED, transaction_id)],
             attempts,
             more_below,
-            [_delivery(row) for row in await connection.fetch(DELIVERIES, transaction_id)],
+            deliveries,
+            more_after,
             [_redelivery(row) for row in await connection.fetch(REDELIVERIES, transaction_id, limit)],
         )
 
@@ -253,10 +187,6 @@ async def read_record(connection: Connection, transaction_id: UUID) -> Record:
     """Return the verdict of a transaction, and where check-back has it."""
     row: Any = await connection.fetchrow(RECORD, transaction_id)
     return Record(**{**row, **verdict_of(row), "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})
-
-
-def _delivery(row: Any) -> DeliveryRecord:
-    return DeliveryRecord(**{**row, "state": DeliveryState(row["state"])})
 
 
 def _redelivery(row: Any) -> Redelivery:
