@@ -36,7 +36,7 @@ Time = DateTime(timezone=True)
 # CACHE 1: a session with cached offsets would assign old ones after consumers saw newer ones.
 outbox_offset = Sequence("outbox_offset", metadata=metadata, cache=1)
 attempt_id = Sequence("attempt_id", metadata=metadata)
-# Numbers what consumers claim: a claim, and each row of delivery_retry that is handed out.
+# Numbers the claims of consumers from the log.
 pull_claim_id = Sequence("pull_claim_id", metadata=metadata)
 
 DAY_TABLES = ("half", "op", "outbox", "receipt", "attempt")

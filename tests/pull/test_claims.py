@@ -92,6 +92,48 @@ async def test_a_handle_of_a_lost_claim_changes_nothing_of_a_claim_with_its_numb
     assert await db.fetchval("select transaction_id || '-' || position from receipt") == other["message_id"]
 
 
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "extend"])
+async def test_a_handle_of_a_lost_claim_of_a_retry_changes_nothing_of_its_next_claim(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, action: str
+) -> None:
+    """After a failover to a standby that was behind, or a restore, the row is as it was, and is claimed again."""
+    await publish(client, order(1))
+    [first] = await consumer.claim()
+    await consumer.settle("nack", first["handle"], retry_after_s=0)
+    number = await db.fetchval("select last_value from pull_claim_id")
+    await db.execute("create table kept as select * from delivery_retry")
+    [lost] = await consumer.claim()
+    await db.execute("delete from delivery_retry")
+    await db.execute("insert into delivery_retry select * from kept")
+    await db.execute("select setval('pull_claim_id', $1)", number)
+    [other] = await consumer.claim()
+    fields = {"extend": {"invisible_s": 600}}.get(action, {})
+    assert [one["status"] for one in await consumer.settle(action, lost["handle"], **fields)] == [409]
+    assert await standing(db) == {"receipts": 0, "retries": 1, "dead": 0, "claims": 0}
+    assert await consumer.ack(other) == [200]
+
+
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "extend"])
+async def test_a_handle_of_a_lost_claim_changes_nothing_of_what_left_a_claim_with_its_number(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, action: str
+) -> None:
+    """The other consumer holds the same message for longer, so that it is a row of delivery_retry."""
+    await publish(client, order(1))
+    cursor = await db.fetchval('select "offset" from pull_cursor')
+    [lost] = await consumer.claim()
+    number = await db.fetchval("select claim_id from pull_claim")
+    await db.execute("delete from pull_claim")
+    await db.execute('update pull_cursor set "offset" = $1', cursor)
+    await db.execute("select setval('pull_claim_id', $1, false)", number)
+    [other] = await consumer.claim()
+    assert [one["status"] for one in await consumer.settle("extend", other["handle"], invisible_s=600)] == [200]
+    assert await db.fetchval("select lease_epoch from delivery_retry") == number
+    fields = {"extend": {"invisible_s": 600}}.get(action, {})
+    assert [one["status"] for one in await consumer.settle(action, lost["handle"], **fields)] == [409]
+    assert await standing(db) == {"receipts": 0, "retries": 1, "dead": 0, "claims": 0}
+    assert await consumer.ack(other) == [200]
+
+
 async def test_bytes_that_are_not_json_come_in_base64(client: httpx.AsyncClient, consumer: Consumer) -> None:
     await publish(client, {"topic": "order", "body_base64": base64.b64encode(b"\xff\x00").decode()})
     [message] = await consumer.claim()

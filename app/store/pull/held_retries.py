@@ -1,7 +1,8 @@
 """SQL of the rows of delivery_retry that consumers claim and hold: retries, delayed messages, and those held for long.
 
 A held row is due when its time is over, so that a claim does not read the rows that others hold. The epoch of the row
-is in the handle.
+is in the handle. It is drawn at random, because a database that went back gives the numbers of a sequence again, and
+then the handle of a lost claim would settle a message that another consumer holds.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,14 @@ from app.store.relay.retries import MESSAGE, OPEN
 # The replays of a subscription ($1) whose rows are claimable; 0 is the live delivery.
 REPLAYS = """select 0 as replay union all
     select p.replay_id from replay p where p.subscription_id = $1 and p.state = 'running'"""
+# An epoch that no other claim of the message has, also after a redelivery: of 2^48 numbers or more, far below the
+# highest that the column takes, because a relay adds to it.
+EPOCH = f"(random() * {2**62})::bigint"
 # Hold the rows `at` of `sized` until $3, and return their messages: as many as the bytes of bodies allow. It updates by
-# ctid, which row locks, or the snapshot of the statement, keep valid. The epochs are of the sequence that numbers the
-# claims, so no two handles of a message are equal, even after a redelivery.
+# ctid, which row locks, or the snapshot of the statement, keep valid.
 TAKE = f"""claimed as (
   update delivery_retry r set leased_until = $3, due_at = $3, first_at = coalesce(r.first_at, $4),
-    lease_epoch = nextval('pull_claim_id')
+    lease_epoch = {EPOCH}
   where r.ctid = any(array(select at from sized where before < {WINDOW_BYTES})) and r.leased_until is null
   returning r.*
 )
@@ -70,8 +73,14 @@ HELD = RowArrays(
     Column("epoch", "bigint"),
     Column("transaction_id", "uuid"),
     Column("position", "smallint"),
+    Column("place", "smallint"),
+    Column("at", "timestamptz"),
     first=3,
 )
+
+# Whether the row {0} is held by the handle {1}. A row that left its claim has the number of that claim, so the time of
+# the claim, which is the row's first, must agree as well. Only handles of claims have a place.
+_HELD_BY = "{0}.lease_epoch = {1}.epoch and ({1}.place = 0 or {0}.first_at = {1}.at)"
 
 # The rows that these handles hold. `found` looks each one up as the first of a range in the order of the primary key:
 # other indexes begin with the same columns, and a plan from a time when the table was empty may prefer them, and read
@@ -83,13 +92,14 @@ with asked as materialized (
   select * from {HELD.unnest("a", ordinality="n")}
 ), found as materialized (
   select f.at, a.n from asked a cross join lateral (
-    select r.ctid as at, r.subscription_id, r.replay, r.transaction_id, r.position, r.lease_epoch from delivery_retry r
+    select r.ctid as at, r.subscription_id, r.replay, r.transaction_id, r.position, r.lease_epoch, r.first_at
+    from delivery_retry r
     where (r.subscription_id, r.replay, r.transaction_id, r.position)
       >= ($1, a.replay, a.transaction_id, a.position)
     order by r.subscription_id, r.replay, r.transaction_id, r.position limit 1
   ) f
   where f.subscription_id = $1 and f.replay = a.replay and f.transaction_id = a.transaction_id
-    and f.position = a.position and f.lease_epoch = a.epoch
+    and f.position = a.position and {_HELD_BY.format("f", "a")}
 ), locked as materialized (
   select r.ctid as at, r.replay, r.transaction_id, r.position, r.lease_epoch, r.topic, r.key, r.attempts,
     r.first_at
@@ -100,7 +110,7 @@ with asked as materialized (
 )
 select a.n::int, r.at, r.topic, r.key, r.attempts, r.first_at
 from locked r join asked a on a.replay = r.replay and a.transaction_id = r.transaction_id and a.position = r.position
-  and a.epoch = r.lease_epoch
+  and {_HELD_BY.format("r", "a")}
 """  # noqa: S608 -- constants
 
 # The caller has locked the rows, so their ctids are valid.
@@ -127,14 +137,14 @@ _HELD_ROW = same("transaction_id", "position", "offset", "topic", "key", "first_
     "leased_until": "a.held_until",
     "lease_epoch": "a.epoch",
 }
-# The epoch is the number of the former claim, so the handles stay valid.
+# The epoch is the number of the former claim and the first time is its time, so the handles stay valid.
 HOLD = insert("delivery_retry", _HELD_ROW, f"from {TO_HOLD.unnest('a')} on conflict do nothing")
 
 # Receipts by these handles: their digest and number of attempts. Looked up in the order of the primary key, as above.
 REPEATED = f"""
 select a.n::int
 from {HELD.unnest("a", ordinality="n")}
-join unnest($7::int[], $8::bytea[]) with ordinality as b(attempt, digest, n) on b.n = a.n
+join unnest($9::int[], $10::bytea[]) with ordinality as b(attempt, digest, n) on b.n = a.n
 cross join lateral (
   select r.* from receipt r where r.transaction_id = a.transaction_id
     and (r.position, r.subscription_id, r.replay) >= (a.position, $1, a.replay)
