@@ -46,9 +46,9 @@ async def close_settled(
         causes = []
         for one in await page(connection, "", EVERY_SUBSCRIPTION):
             if route_of(one) not in known and await waits(runtime, connection, day, one, {}):
-                causes.append(f"undelivered:{one.name}")
+                causes.append(_undelivered(one))
             if one.subscription_id in replayed and await day_blockers.replaying(connection, day, one):
-                causes.append(f"replay:{one.name}")
+                causes.append(_replaying(one))
         if causes:
             return None, sorted(causes)
         await days.close_day(connection, day.day, late_since)
@@ -65,11 +65,11 @@ async def close_by_force(
     """
     reached: dict[SubscriptionRoute, int] = {}
     replayed: set[tuple[SubscriptionRoute, int]] = set()
-    left: list[Subscription] = []
+    left: set[str] = set()
     for _ in range(TRIES):
         for one in await page(connection, "", EVERY_SUBSCRIPTION):
             after = reached.get(route_of(one))
-            if after is None or one in left:
+            if after is None or _undelivered(one) in left:
                 reached[route_of(one)] = await bury_log(runtime, connection, day, one, now, after=after or BEGINNING)
         for one, replay in await _running(connection):
             if (route_of(one), replay.replay_id) not in replayed:
@@ -78,7 +78,7 @@ async def close_by_force(
         closed, left = await _close_after(runtime, connection, day, reached, replayed, now)
         if closed is not None:
             return closed, []
-    return None, sorted(f"undelivered:{one.name}" for one in left) or [STARTING]
+    return None, sorted(left) or [STARTING]
 
 
 async def _close_after(
@@ -88,16 +88,19 @@ async def _close_after(
     reached: dict[SubscriptionRoute, int],
     replayed: Collection[tuple[SubscriptionRoute, int]],
     now: datetime,
-) -> tuple[Day | None, list[Subscription]]:
+) -> tuple[Day | None, set[str]]:
     """Go on through the log in one short step for each subscription, and close the day. If a subscription is new, was
-    changed, has more or has a new replay, return these instead. No message is added to a part that is replayed."""
+    changed, has more or has a new replay, return what keeps the day instead. No message is added to a part that is
+    replayed."""
     async with connection.transaction():
         late_since = await day_blockers.oldest_writer(connection)
         if not await take_new_readers(connection):
-            return None, []
+            return None, set()
         subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
-        left = [one for one in subscriptions if route_of(one) not in reached]
-        left += [one for one, found in await _running(connection) if (route_of(one), found.replay_id) not in replayed]
+        left = {_undelivered(one) for one in subscriptions if route_of(one) not in reached}
+        for one, found in await _running(connection):
+            if (route_of(one), found.replay_id) not in replayed:
+                left.add(_replaying(one))
         buried = []
         await probe(connection)
         for one in subscriptions if not left else []:
@@ -105,13 +108,21 @@ async def _close_after(
             reached[route_of(one)] = step.reached
             buried.append((one, step.buried))
             if step.more:
-                left.append(one)
+                left.add(_undelivered(one))
         if not left:
             await days.close_day(connection, day.day, late_since)
         written = await announce_buried(connection, buried, now)
     for one, some in buried:
         report(day, one, count(runtime, one, some, written))
     return None if left else replace(day, state=DayState.ARCHIVING, changed_at=late_since), left
+
+
+def _undelivered(subscription: Subscription) -> str:
+    return f"undelivered:{subscription.name}"
+
+
+def _replaying(subscription: Subscription) -> str:
+    return f"replay:{subscription.name}"
 
 
 async def _running(connection: Connection) -> list[tuple[Subscription, Replay]]:

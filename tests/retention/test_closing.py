@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection, connect
+from app.retention import day_closing
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
 from app.store.coordinator.ops import RECORD_END
@@ -158,6 +159,18 @@ async def test_a_subscription_that_is_created_while_a_day_is_closed_by_force_get
     assert await dead_letters(db) == {("billing", transaction_id), ("late", transaction_id)}
 
 
+START_REPLAY = (
+    'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+    "values ($1, 0, 1000, 0, 'running', now(), now())"
+)
+# A dead letter of the first replay.
+BURY_FIRST_REPLAY = (
+    'insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, attempts, '
+    "reason, died_at) select $1, 1, transaction_id, 0, \"offset\", topic, 0, 'day_left', now() from outbox "
+    "where topic = 'order'"
+)
+
+
 async def test_a_replay_that_begins_while_a_day_is_closed_by_force_gets_its_dead_letters(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
 ) -> None:
@@ -166,22 +179,13 @@ async def test_a_replay_that_begins_while_a_day_is_closed_by_force_gets_its_dead
     await db.execute("update outbox set committed_at = committed_at - interval '1 day'")
     billing = await subscribe(db, "billing", "order")
     await all_delivered(db)
-    write = (
-        'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
-        "values ($1, 0, 1000, 0, 'running', now(), now())"
-    )
-    await db.execute(write, billing)
-    # A dead letter of the first replay that is not committed yet.
-    dead = (
-        'insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, attempts, '
-        "reason, died_at) select $1, 1, transaction_id, 0, \"offset\", topic, 0, 'day_left', now() from outbox "
-        "where topic = 'order'"
-    )
+    await db.execute(START_REPLAY, billing)
     async with holding(dsn, "select from day"):
-        async with holding(dsn, dead, billing):
+        # It is not committed yet.
+        async with holding(dsn, BURY_FIRST_REPLAY, billing):
             step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
             await until_waiting(db, "\nwith span as")
-            await db.execute(write, billing)
+            await db.execute(START_REPLAY, billing)
         await step
         assert await standing(db) == ("archiving", ["reader"])
     await db.execute('update replay set "offset" = until')
@@ -189,6 +193,24 @@ async def test_a_replay_that_begins_while_a_day_is_closed_by_force_gets_its_dead
     assert await standing(db) == ("gone", [])
     found = await db.fetch("select replay, transaction_id from dead_letter order by replay")
     assert [tuple(row) for row in found] == [(1, UUID(transaction_id)), (2, UUID(transaction_id))]
+
+
+async def test_a_replay_that_begins_during_the_last_try_of_a_forced_close_holds_the_day_as_a_replay(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(day_closing, "TRIES", 1)
+    await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    await db.execute(START_REPLAY, billing)
+    async with holding(dsn, BURY_FIRST_REPLAY, billing):
+        step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
+        await until_waiting(db, "\nwith span as")
+        await db.execute(START_REPLAY, billing)
+    await step
+    assert await standing(db) == ("open", ["replay:billing"])
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
 
 
 async def test_a_replay_that_begins_while_a_day_is_closed_finds_it_closed(
