@@ -151,6 +151,8 @@ PROCESSES = (
     Limit("app.clock.SKEW_SAID_S", "seconds of difference between the clocks above which a process logs it"),
     Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept"),
     Limit("app.store.subscriptions.dead_letters.COUNTED_MOST", "dead letters that a dry run counts"),
+    Limit("app.operations.dead_letters.LOOK_S", "seconds for which a dry run of dead letters searches, and counts"),
+    Limit("app.operations.dead_letters.ACT_S", "seconds after which an act on dead letters by a filter ends"),
     Limit("app.field_rules.ERROR_KIND_MAX", "characters of a kind of error"),
     Limit("app.store.subscriptions.dead_letters.GROUPED_MOST", "dead letters that `/dead-letters/groups` looks at"),
     Limit("app.runtime.standing.LAG_LOOKS_AT", "messages that a subscription's `lag` in the API counts"),

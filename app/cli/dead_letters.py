@@ -283,12 +283,15 @@ def _act(
         answer = act({**counted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
         ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
         whole |= {**answer, "ids": ids, done: count}
-        if not answer[done]:
+        if "next_cursor" not in answer:
             break
+        counted["cursor"] = answer["next_cursor"]
     del whole["died_before"]
+    whole.pop("next_cursor", None)
     # What died meanwhile counts too. All that was agreed to is done, so a failure of this look loses nothing.
     with suppress(Refusal):
-        whole["left"] = act({**wanted, "dry_run": True, "at_most": 1})["left"]
+        left = act({**wanted, "dry_run": True, "at_most": 1})
+        whole |= {"left": left["left"], "left_exact": left["left_exact"]}
     return whole
 
 
@@ -297,14 +300,21 @@ def _print_answer(answer: dict[str, Any], done: str) -> None:
         for one in answer["ids"]:
             print(f"{one['message_id']} {one['subscription']}{_of_replay(one)}")
         print(f"{_many(answer['left'])} would be {done}.")
+        _print_inexact(answer)
         return
     print(f"{_many(answer[done])} {'was' if answer[done] == 1 else 'were'} {done}.")
     if answer["not_found"]:
         print(f"{answer['not_found']} not found: redelivered or dropped before, or never dead.")
     if answer["left"]:
         print(f"{_many(answer['left'])} still {'meets' if answer['left'] == 1 else 'meet'} the filter.")
+    _print_inexact(answer)
     for one in answer.get("waiting", ()):
         print(f"{one['subscription']} is {one['state']}: they go out when it is resumed.")
+
+
+def _print_inexact(answer: dict[str, Any]) -> None:
+    if not answer["left_exact"]:
+        print("There may be more: not all were counted.")
 
 
 def _many(count: int) -> str:

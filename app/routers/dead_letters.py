@@ -1,6 +1,5 @@
 """Dead letters: messages that a subscription could not get. A person inspects, redelivers or drops them."""
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +10,7 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Body, Path, Query
 from fastapi.responses import Response
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from app.database.connection import Connection
 from app.errors import DeadLetterUnknown, Forbidden, Invalid, SubscriptionUnknown
@@ -30,6 +29,7 @@ from app.schemas.dead_letters import (
     REPLAY_MAX,
     ByFilter,
     ByIds,
+    Cursor,
     DeadLetterFilter,
     DeadLetterGroupPage,
     DeadLetterGroupShown,
@@ -43,6 +43,7 @@ from app.schemas.dead_letters import (
     RedeliverAnswer,
     Selection,
     Waiting,
+    match_cursor,
 )
 from app.schemas.fields import COUNT, Name, NamePath, Strict, Time
 from app.schemas.totals import COUNTED_MOST, TotalShown
@@ -72,17 +73,6 @@ log = structlog.get_logger(__name__)
 
 PAGE_MAX = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-# Time of death in microseconds, message, subscription and replay.
-_CURSOR = f"([0-9]{{1,16}})_({_UUID})-([0-9]{{1,3}})_([0-9]{{1,9}})_([0-9]{{1,9}})"
-_cursor = re.compile(_CURSOR).fullmatch
-
-
-def _is_cursor(value: str) -> str:
-    if _cursor(value) is None:
-        raise ValueError("send the `next_cursor` of the previous page")
-    return value
-
 
 Wanted = Annotated[
     Selection,
@@ -92,9 +82,6 @@ Wanted = Annotated[
             "by filter": {"summary": "All dead letters that match a filter", "value": BY_FILTER_EXAMPLE},
         }
     ),
-]
-Cursor = Annotated[
-    str, AfterValidator(_is_cursor), WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR.replace('?:', '')}$"})
 ]
 
 
@@ -230,7 +217,8 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
     """Deliver dead letters again, at once, with a full set of tries.
 
     Repeating the request changes nothing: the dead letters are then `not_found`. With a filter, `dry_run` defaults to
-    true. To leave out what dies after a dry run, send its `died_before` in the filter. If the subscription is paused or
+    true. To leave out what dies after a dry run, send its `died_before` in the filter. An act by a filter ends after
+    30 s, or if the database fails after a part was done; `next_cursor` then leads on. If the subscription is paused or
     disabled, they are redelivered when it is resumed (`waiting`). A message that uses up its tries again becomes a new
     dead letter.
     """
@@ -270,25 +258,25 @@ async def _act(
 ) -> tuple[Acted, dict[str, Any]]:
     """Act on a selection. Return what changed, and the fields that every answer has."""
     deed, now = Deed(drop, acting_person(caller, wanted.actor), wanted.reason), runtime.clock.now()
-    async with runtime.request_pool.connection() as connection:
-        if isinstance(wanted, ByIds):
-            async with connection.transaction():
-                acted = await act_on(connection, await _keys(connection, wanted), deed, now)
-                for one in acted.moved:
-                    await record(connection, _act_of(caller, wanted, drop=drop, target=_message(one)), now)
-        else:
+    if isinstance(wanted, ByIds):
+        async with runtime.request_pool.transaction() as connection:
+            keys = await _keys(connection, wanted)
+            acted = await act_on(connection, keys, deed, now, died_before=wanted.died_before or HIGHEST.died_at)
+            for one in acted.moved:
+                await record(connection, _act_of(caller, wanted, drop=drop, target=_message(one)), now)
+    else:
+        async with runtime.request_pool.connection() as connection:
             meets = await _filter(connection, wanted.filter)
-            if wanted.dry_run:
-                found, count = await would_act_on(connection, meets, wanted.at_most)
-                acted = Acted([], left=count)
-                return acted, {
-                    **_answer(acted, found),
-                    "dry_run": True,
-                    "died_before": _bound(wanted.filter, found, now),
-                }
-            # The audit row comes first, because a filter takes several database transactions.
-            await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
-            acted = await act_on_all(connection, meets, wanted.at_most, deed, now)
+            if not wanted.dry_run:
+                # The audit row comes first, because a filter takes several database transactions.
+                await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
+        if wanted.cursor is not None:
+            meets = _below(meets, wanted.cursor)
+        if wanted.dry_run:
+            found, count, exact = await would_act_on(runtime.request_pool, meets, wanted.at_most)
+            acted = Acted([], left=count, left_exact=exact)
+            return acted, {**_answer(acted, found), "dry_run": True, "died_before": _bound(wanted.filter, found, now)}
+        acted = await act_on_all(runtime.request_pool, meets, wanted.at_most, deed, now)
     log.info(
         "dead_letters_dropped" if drop else "dead_letters_redelivered",
         count=len(acted.moved),
@@ -296,13 +284,20 @@ async def _act(
         actor=deed.actor,
         reason=wanted.reason,
         left=acted.left,
+        whole=acted.below is None,
     )
     return acted, _answer(acted, acted.moved)
 
 
 def _answer(acted: Acted, concerned: Sequence[Moved | DeadLetterSummary]) -> dict[str, Any]:
-    ids = [_ref(one.subscription, one.place) for one in concerned]
-    return {"dry_run": False, "not_found": acted.not_found, "left": acted.left, "ids": ids}
+    return {
+        "dry_run": False,
+        "not_found": acted.not_found,
+        "left": acted.left,
+        "left_exact": acted.left_exact,
+        "ids": [_ref(one.subscription, one.place) for one in concerned],
+        **known(next_cursor=None if acted.below is None else _cursor_of(acted.below)),
+    }
 
 
 def _bound(asked: DeadLetterFilter, found: Sequence[DeadLetterSummary], now: datetime) -> datetime:
@@ -387,7 +382,7 @@ def _plain(one: DeadLetterGroup) -> dict[str, Any]:
 
 
 def _below(wanted: DeadLetterSearch, cursor: str) -> DeadLetterSearch:
-    found = _cursor(cursor)
+    found = match_cursor(cursor)
     assert found is not None  # the shape looked at it
     micros, transaction_id, *rest = found.groups()
     place = DeadLetterCursor(_EPOCH + timedelta(microseconds=int(micros)), UUID(transaction_id), *map(int, rest))

@@ -1,5 +1,6 @@
 """Requests and answers of the dead-letter routes. An absent optional field is left out; null is a value."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -70,6 +71,22 @@ Kind = Annotated[
 ]
 
 
+# Time of death in microseconds, message, subscription and replay.
+_CURSOR = "([0-9]{1,16})_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9]{1,3})_([0-9]{1,9})_([0-9]{1,9})"
+match_cursor = re.compile(_CURSOR).fullmatch
+
+
+def _check_cursor(value: str) -> str:
+    if match_cursor(value) is None:
+        raise ValueError("send the `next_cursor` of the previous answer")
+    return value
+
+
+Cursor = Annotated[
+    str, AfterValidator(_check_cursor), WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR.replace('?:', '')}$"})
+]
+
+
 class DeadLetterId(Strict):
     """One dead letter."""
 
@@ -125,6 +142,9 @@ class ByIds(_Deed):
     model_config = ConfigDict(json_schema_extra={"examples": [BY_IDS_EXAMPLE]})
 
     ids: list[DeadLetterId] = Field(min_length=1, max_length=IDS_MAX)
+    died_before: Time | SkipJsonSchema[None] = Field(
+        None, description="only those that died before this time: not one that was redelivered and died again"
+    )
 
 
 class ByFilter(_Deed):
@@ -135,6 +155,9 @@ class ByFilter(_Deed):
     filter: DeadLetterFilter
     dry_run: bool = Field(True, strict=True, description="report what would change; send false to change it")
     at_most: Whole = Field(1000, ge=1, le=AT_MOST, description="the maximum number; `left` says how many remain")
+    cursor: Cursor | SkipJsonSchema[None] = Field(
+        None, description="`next_cursor` of the previous answer, to go on where it ended"
+    )
 
 
 def _kind(value: Any) -> str:
@@ -241,7 +264,10 @@ class Waiting(Shown):
 class _Acted(Shown):
     dry_run: bool = Field(description="true: nothing was changed")
     not_found: int = Field(description="the number of `ids` that are not dead letters, or no longer")
-    left: int = Field(description="dead letters that still match the filter, counted up to 100,000; 0 for `ids`")
+    left: int = Field(
+        description="dead letters that still match the filter, counted up to 100,000 and for 10 s; 0 for `ids`"
+    )
+    left_exact: bool = Field(description="false: there are more, or may be")
     ids: list[DeadLetterRef] = Field(
         description="the dead letters; in a dry run the first ones concerned, newest first"
     )
@@ -249,6 +275,11 @@ class _Acted(Shown):
         None,
         description="of a dry run: send it in the filter to leave out what dies after this answer",
         examples=[AT],
+    )
+    next_cursor: str | None = Field(
+        None,
+        description="of an act by a filter that ended after `at_most`, after 30 s, or by a failure of the database "
+        "after a part was done: send it as `cursor` to go on",
     )
 
 

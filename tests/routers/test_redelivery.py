@@ -12,6 +12,8 @@ from app.operations import dead_letters as dead_letter_operations
 from app.relay.loop import Relay
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
+from app.store.subscriptions.dead_letters import WINDOW_ROWS, DeadLetterCursor, window_floor
+from app.store.subscriptions.redeliveries import act_on_window
 from tests.conftest import shares
 from tests.support.check_responder import Responder
 from tests.support.days import go_to, long_ago
@@ -51,6 +53,7 @@ async def test_redelivered_ones_are_due_at_once_with_all_their_tries(
         "redelivered": 1,
         "not_found": 0,
         "left": 0,
+        "left_exact": True,
         "ids": [{"subscription": "mailer", "message_id": message_id}],
         "waiting": [],
     }
@@ -133,6 +136,87 @@ async def test_large_filters_go_in_bounded_steps(client: httpx.AsyncClient, db: 
     answer = await drop(client, by_filter(at_most=10_000, subscription="mailer"))
     assert (answer["dropped"], answer["left"]) == (1000, 0)
     assert await db.fetchval("select count(*) from dead_letter") == 0
+
+
+@pytest.mark.parametrize("acting", [redeliver, drop])
+async def test_each_step_of_a_large_filter_has_a_loan_of_its_own(
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+    mailer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    acting: Any,
+) -> None:
+    """A connection that is in use for 5 minutes is closed, and a filter that few match may take longer than that."""
+    await many(db, 3 * WINDOW_ROWS)
+    longest = 0
+
+    async def look(*arguments: Any) -> DeadLetterCursor | None:
+        """Look for overdue connections at each window, as the loop does every 10 s."""
+        nonlocal longest
+        floor = await window_floor(*arguments)
+        assert runtime.database.lent.close_overdue() == 0
+        longest = max(longest, *runtime.database.lent._looks.values())
+        return floor
+
+    monkeypatch.setattr(dead_letter_operations, "window_floor", look)
+    answer = await acting(client, by_filter(topic="rare"))
+    assert (len(answer["ids"]), answer["left"], answer["left_exact"]) == (1, 0, True)
+    assert longest == 1
+
+
+async def test_an_act_that_runs_out_of_time_says_where_it_goes_on(
+    client: httpx.AsyncClient, db: Connection, mailer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many may have died at one time, as those of a day that was closed by force."""
+    await many(db, 2 * WINDOW_ROWS + 10)
+    await db.execute("update dead_letter set died_at = $1", AT)
+    # The last of them, in the order of lists.
+    await db.execute(
+        "update dead_letter set topic = case when transaction_id = (select transaction_id from dead_letter order by 1 "
+        "limit 1) then 'rare' else 'order' end"
+    )
+    monkeypatch.setattr(dead_letter_operations, "ACT_S", 0)
+    monkeypatch.setattr(dead_letter_operations, "LOOK_S", 0)
+    wanted = by_filter(topic="rare")
+    for _ in range(2):
+        answer = await drop(client, wanted)
+        assert (answer["dropped"], answer["left"], answer["left_exact"]) == (0, 0, False)
+        wanted["cursor"] = answer["next_cursor"]
+    answer = await drop(client, wanted)
+    assert (answer["dropped"], "next_cursor" in answer) == (1, False)
+    refused = await client.request("DELETE", "/dead-letters", json={**wanted, "cursor": "1"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "cursor")
+
+
+async def test_an_act_that_the_database_ends_says_what_was_done(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, mailer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await many(db, 2500)
+
+    async def lose(connection: Connection, *arguments: Any) -> Any:
+        if await db.fetchval("select count(*) from redelivery"):
+            await db.execute("select pg_terminate_backend($1, 10000)", connection.get_server_pid())
+        return await act_on_window(connection, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dead_letter_operations, "act_on_window", lose)
+        answer = await drop(client, by_filter(at_most=10_000, subscription="mailer"))
+    assert (answer["dropped"], len(answer["ids"]), answer["left_exact"]) == (1000, 1000, False)
+    assert await db.fetchval("select count(*) from dead_letter") == 1500
+    rest = await drop(client, {**by_filter(at_most=10_000, subscription="mailer"), "cursor": answer["next_cursor"]})
+    assert (rest["dropped"], rest["left"], "next_cursor" in rest) == (1500, 0, False)
+
+
+async def test_a_named_one_that_died_again_since_it_was_shown_is_left(
+    client: httpx.AsyncClient, db: Connection, mailer: str
+) -> None:
+    message_id = await dead(client, db, mailer)
+    wanted = by_ids("mailer", message_id, died_before=(AT + timedelta(microseconds=1)).isoformat())
+    await db.execute("update dead_letter set died_at = died_at + interval '1 hour'")
+    assert (await drop(client, wanted))["not_found"] == 1
+    await db.execute("update dead_letter set died_at = $1", AT)
+    assert (await drop(client, wanted))["dropped"] == 1
 
 
 @shares

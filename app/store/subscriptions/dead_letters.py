@@ -388,17 +388,27 @@ async def count_matching(
     No window is begun after `scan_s` seconds.
     """
 
-    async def count_window(below: DeadLetterCursor, at_most: int) -> tuple[int, DeadLetterCursor | None]:
-        window = replace(wanted, below=below)
-        floor = await window_floor(connection, window)
-        arguments = bounds(window, floor or LOWEST, at_most)
-        if wanted.topics is None:
-            return await connection.fetchval(COUNTS[wanted.source], *arguments), floor
-        return await connection.fetchval(SCOPED_COUNT, *arguments, wanted.topics.patterns), floor
+    async def count(below: DeadLetterCursor, at_most: int) -> tuple[int, DeadLetterCursor | None]:
+        return await count_window(connection, replace(wanted, below=below), at_most)
 
     async with connection.transaction(readonly=True):
         await connection.execute(OWN_PLANS)
-        return await count_windows(count_window, wanted.below, most, scan_s)
+        return await count_windows(count, wanted.below, most, scan_s)
+
+
+async def count_window(
+    connection: Connection, wanted: DeadLetterSearch, at_most: int
+) -> tuple[int, DeadLetterCursor | None]:
+    """Return how many of the next WINDOW_ROWS match a filter, up to `at_most`, and their lowest place (None: the last).
+
+    Needs a database transaction with OWN_PLANS.
+    """
+    floor = await window_floor(connection, wanted)
+    arguments = bounds(wanted, floor or LOWEST, at_most)
+    if wanted.topics is not None:
+        return await connection.fetchval(SCOPED_COUNT, *arguments, wanted.topics.patterns), floor
+    statements = COUNTS if wanted.kind is None else COUNTS_OF_KIND
+    return await connection.fetchval(statements[wanted.source], *arguments), floor
 
 
 async def group_dead_letters(
@@ -460,14 +470,6 @@ def _merged(groups: Iterable[DeadLetterGroup]) -> list[DeadLetterGroup]:
             else replace(newer, count=newer.count + one.count, first_at=min(newer.first_at, one.first_at))
         )
     return list(found.values())
-
-
-async def count_dead_letters(connection: Connection, wanted: DeadLetterSearch) -> int:
-    """Return how many dead letters match a filter, up to COUNTED_MOST. Needs a database transaction."""
-    await connection.execute(OWN_PLANS)
-    statements = COUNTS if wanted.kind is None else COUNTS_OF_KIND
-    count: int = await connection.fetchval(statements[wanted.source], *bounds(wanted, LOWEST, COUNTED_MOST))
-    return count
 
 
 def bounds(wanted: DeadLetterSearch, floor: DeadLetterCursor, limit: int) -> tuple[object, ...]:

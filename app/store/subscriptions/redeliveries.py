@@ -42,11 +42,11 @@ select d.subscription_id, d.replay, d.transaction_id, d."position"
 from unnest($1::int[], $2::int[], $3::uuid[], $4::smallint[]) as n(subscription_id, replay, transaction_id, "position")
 join dead_letter d on d.subscription_id = n.subscription_id and d.replay = n.replay
   and d.transaction_id = n.transaction_id and d."position" = n."position"
-where {LIVE}
+where {LIVE} and d.died_at < $5
 order by 1, 2, 3, 4 for update of d"""  # noqa: S608
 
 # The number of arguments of each PICKED; actor, reason and time follow them.
-_PICKED_BY = {"all": 16, "subscription": 17, "named": 4}
+_PICKED_BY = {"all": 16, "subscription": 17, "named": 5}
 
 _OPEN = "exists (select from day y where y.low <= m.transaction_id and y.high > m.transaction_id and y.state = 'open')"
 
@@ -171,10 +171,12 @@ class Earlier:
     reason: str | None
 
 
-async def act_on_named(connection: Connection, keys: Sequence[Key], deed: Deed, now: datetime) -> list[Moved]:
-    """Redeliver or drop these dead letters (AT_ONCE at most); return those that existed."""
+async def act_on_named(
+    connection: Connection, keys: Sequence[Key], died_before: datetime, deed: Deed, now: datetime
+) -> list[Moved]:
+    """Redeliver or drop these dead letters (AT_ONCE at most); return those that existed, and died before a time."""
     columns = zip(*((k.subscription_id, k.replay, k.transaction_id, k.position) for k in keys), strict=True)
-    return await _act(connection, "named", list(columns), deed, now)
+    return await _act(connection, "named", [*columns, died_before], deed, now)
 
 
 async def act_on_window(
