@@ -11,6 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
+from app.console.acts import dead_letters as dead_letter_acts
 from app.console.site import PAGES
 from app.database.connection import Connection
 from tests.support.console_forms import FORM, send, submit, token_of
@@ -290,7 +291,8 @@ async def test_an_act_refuses_a_filter_that_it_does_not_have(
     assert page.status_code == 422
     assert path.rpartition("&")[2].partition("=")[0] in page.text
     other = await client.get("/console/subscriptions/mailer/do/pause", headers=FORM)
-    fields = {"csrf": token_of(other), "reason": "it was paid", "died_before": "2030-01-01T00:00:00Z", "shown": "9"}
+    fields = {"csrf": token_of(other), "reason": "it was paid", "dead_letters": f"mailer/{message_id}/0"}
+    fields["died_before"] = "2030-01-01T00:00:00Z"
     assert (await client.post(path, data=fields)).status_code == 422
     assert await db.fetchval("select count(*) from dead_letter") == 1
     assert await db.fetchval("select count(*) from op") == 1
@@ -422,16 +424,46 @@ async def test_an_act_by_a_filter_takes_only_the_dead_letters_that_it_showed(
     assert told == f"2 dead letters are {word}. 1 of those shown had been redelivered or dropped before."
     left = await db.fetch("select transaction_id from dead_letter")
     assert [str(row["transaction_id"]) for row in left] == [ids[3][:36]]
-    # A worker stores a dead letter after the preview, with an earlier time of death.
+    formless = await client.post(path, data={"csrf": token_of(page), "reason": "test orders"})
+    assert (formless.status_code, "The form names no dead letters" in formless.text) == (422, True)
+    assert await db.fetchval("select count(*) from dead_letter") == 1
+
+
+@pytest.mark.parametrize("act", ["redeliver", "drop"])
+async def test_a_dead_letter_that_is_stored_late_takes_the_place_of_none_that_was_shown(
+    client: httpx.AsyncClient, db: Connection, group: str, act: str
+) -> None:
+    """A worker stores it after the preview, with an earlier time of death, and one of those shown is gone."""
+    await subscription(client, "mailer")
+    ids = [await committed(client, {"topic": "order", "body": number}) for number in range(4)]
+    for number, one in enumerate(ids[:3]):
+        await bury(db, one, "mailer", died_at=AT + timedelta(minutes=2 * number), replay=number)
+    page = await client.get(f"/console/dead-letters/do/{act}?subscription=mailer", headers=FORM)
+    await bury(db, ids[3], "mailer", died_at=AT + timedelta(minutes=1))
+    await db.execute("delete from dead_letter where transaction_id = $1", UUID(ids[2][:36]))
+    done = await send(client, page, reason="test orders")
+    told = parse_qs(urlsplit(done.headers["location"]).query)["done"][0]
+    word = "dropped" if act == "drop" else "redelivered"
+    assert told == f"2 dead letters are {word}. 1 of those shown had been redelivered or dropped before."
+    left = await db.fetch("select transaction_id from dead_letter")
+    assert [str(row["transaction_id"]) for row in left] == [ids[3][:36]]
+
+
+async def test_an_act_by_a_filter_says_that_more_dead_letters_matched(
+    client: httpx.AsyncClient, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_acts, "AT_ONCE", 2)
+    await subscription(client, "mailer")
+    for number in range(3):
+        await bury(db, await committed(client, {"topic": "order", "body": number}), "mailer")
+    path = "/console/dead-letters/do/drop?subscription=mailer"
     page = await client.get(path, headers=FORM)
-    await bury(db, ids[4], "mailer", died_at=AT)
-    changed = await send(client, page, reason="test orders")
-    assert (changed.status_code, "More dead letters match than were shown" in changed.text) == (422, True)
-    assert await db.fetchval("select count(*) from dead_letter") == 2
-    await send(client, changed, reason="test orders")
-    assert await db.fetchval("select count(*) from dead_letter") == 0
-    formless = await client.post(path, data={"csrf": token_of(changed), "reason": "test orders"})
-    assert formless.status_code == 422
+    assert "3; the newest 2 at once" in page.text
+    done = await send(client, page, reason="test orders")
+    told = parse_qs(urlsplit(done.headers["location"]).query)["done"][0]
+    assert told == "2 dead letters are dropped. More matched than were shown: repeat the act for the rest."
+    done = await submit(client, path, reason="test orders")
+    assert parse_qs(urlsplit(done.headers["location"]).query)["done"] == ["1 dead letters are dropped."]
 
 
 async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, group: str) -> None:
@@ -447,8 +479,8 @@ async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, g
     assert await db.fetchval("select count(*) from dead_letter") == 2
     await submit(client, "/console/dead-letters/do/drop?subscription=mailer", reason="test orders")
     assert await db.fetchval("select count(*) from dead_letter") == 0
-    expected = [("dead_letter.redeliver", "one first"), ("dead_letter.drop", "test orders")]
-    assert await audited(db) == expected
+    dropped = ("dead_letter.drop", "test orders")
+    assert await audited(db) == [("dead_letter.redeliver", "one first"), dropped, dropped]
 
 
 async def test_a_group_of_dead_letters_is_redelivered_with_its_filter(

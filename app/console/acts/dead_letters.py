@@ -7,7 +7,7 @@ from app.console.rendering import command, link
 from app.console.visit import Visit
 from app.errors import Invalid
 from app.routers.dead_letters import drop_dead_letters, redeliver_dead_letters
-from app.schemas.dead_letters import ByFilter, ByIds, DropAnswer, RedeliverAnswer
+from app.schemas.dead_letters import ByFilter, ByIds, DeadLetterRef, DropAnswer, RedeliverAnswer
 from app.schemas.validation import checked
 
 _FILTER = ("subscription", "topic", "key", "reason", "error", "died_after", "died_before")
@@ -15,6 +15,8 @@ _ID = ("subscription", "message_id", "replay")
 # The dead letters of one act.
 AT_ONCE = 1000
 _PATH = "/console/dead-letters/do"
+# The field of a form that holds the dead letters of the preview.
+_SHOWN = "dead_letters"
 _EFFECTS = {
     "redeliver": (
         "They are delivered again at once, with a full set of tries. One that fails again becomes a new dead letter."
@@ -53,23 +55,36 @@ async def _would(visit: Visit, word: str, chosen: dict[str, str], at_most: int) 
 
 
 async def _run_as_shown(visit: Visit, word: str, reason: str) -> tuple[int, str]:
-    """Act on those that the preview counted, the newest first. Return how many, and what is different from then.
+    """Act on those that the preview named. Return how many, and what the person should know beside it.
 
-    Raises Invalid if more match now that died before the preview: a worker had not stored them yet.
+    What matches the filter only since then was not seen by the person, so the act leaves it out; also one that a worker
+    stored late, with an earlier time of death. Raises Invalid if the form names none, or for another filter.
     """
-    shown = number_or_text(visit.form.get("shown", ""))
-    if not isinstance(shown, int):
-        raise Invalid("The form does not say what it showed. Load the page again and repeat the act.", field="shown")
-    chosen = {**_filter(visit), "died_before": visit.form.get("died_before", "")}
-    if (await _would(visit, word, chosen, 1)).left > shown:
-        raise Invalid("More dead letters match than were shown. Nothing is done yet: look at them below.")
-    at_most = max(1, min(shown, AT_ONCE))
-    wanted = {"filter": chosen, "dry_run": False, "at_most": at_most, "reason": reason}
-    count, answer = await _run(visit, word, checked(ByFilter, wanted))
-    said = f" {answer.left:,} still match: repeat the act for the rest." if answer.left else ""
-    if (gone := shown - count - answer.left) > 0:
+    _filter(visit)
+    ids = [_named(one) for one in visit.form.get(_SHOWN, "").split()]
+    if not ids:
+        raise Invalid("The form names no dead letters. Load the page again and repeat the act.", field=_SHOWN)
+    wanted = {"ids": ids, "died_before": visit.form.get("died_before", ""), "reason": reason}
+    count, _ = await _run(visit, word, checked(ByIds, wanted))
+    said = " More matched than were shown: repeat the act for the rest." if visit.form.get("more") else ""
+    if gone := len(ids) - count:
         said += f" {gone:,} of those shown had been redelivered or dropped before."
     return count, said
+
+
+def _name_of(one: DeadLetterRef) -> str:
+    return f"{one.subscription}/{one.message_id}/{one.replay or 0}"
+
+
+def _named(name: str) -> dict[str, object]:
+    subscription, _, rest = name.partition("/")
+    message_id, _, replay = rest.partition("/")
+    return {"subscription": subscription, "message_id": message_id, "replay": number_or_text(replay)}
+
+
+def _count_of(found: DropAnswer | RedeliverAnswer) -> str:
+    count = f"{found.left:,}{'' if found.left_exact else ' or more'}"
+    return f"{count}; the newest {len(found.ids):,} at once" if found.left > len(found.ids) else count
 
 
 def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
@@ -81,16 +96,17 @@ def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
             return Preview(asked["message_id"], _back(visit), facts, _EFFECTS[word], said)
         found = await _would(visit, word, _filter(visit), AT_ONCE)
         left = found.left
-        facts.append(("dead letters", f"{left:,}{f'; the newest {AT_ONCE:,} at once' if left > AT_ONCE else ''}"))
+        facts.append(("dead letters", _count_of(found)))
         options = {"because" if name == "reason" else name: value for name, value in _filter(visit).items()}
         said = f"{command('dead-letters', word, **options)} --yes"
         items = [(f"{one.subscription} · {one.message_id}", _of_message(one.message_id)) for one in found.ids[:50]]
         more = f"and {left - 50:,} more" if left > 50 else ""
         assert found.died_before is not None  # a dry run has it
-        # What dies while the person reads was not shown.
+        # One that is redelivered and dies again while the person reads was not shown.
         fields = (
             FormField("died_before", "", "hidden", found.died_before.isoformat()),
-            FormField("shown", "", "hidden", str(left)),
+            FormField(_SHOWN, "", "hidden", " ".join(map(_name_of, found.ids))),
+            FormField("more", "", "hidden", "yes" if left > len(found.ids) or not found.left_exact else ""),
         )
         return Preview(
             f"{left:,} dead letters",
@@ -101,7 +117,7 @@ def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
             items,
             more,
             fields,
-            is_possible=left > 0,
+            is_possible=bool(found.ids),
         )
 
     async def run(visit: Visit, reason: str) -> Done:
