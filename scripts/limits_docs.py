@@ -134,6 +134,10 @@ PROCESSES = (
         "app.database.lent_connections.LENT_FOR_LOOKS",
         "looks, one each 10 s, at which a request or a turn of a loop may use a database connection; then it is closed",
     ),
+    Limit(
+        "app.database.connection.END_WITHIN_S",
+        "seconds for which the server is then asked to end the process of that connection",
+    ),
     Limit("app.retention.loop.ANSWER_WITHIN_S", "seconds for which upkeep waits for the answer to a statement"),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(

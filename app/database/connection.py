@@ -1,7 +1,7 @@
 """The one way to Postgres: SQLAlchemy's pool of asyncpg connections, each as durable as the contract promises."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
+from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import keep_alive
 from app.database.lent_connections import LentConnections
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
@@ -30,7 +31,10 @@ KEYED_PLANS = "set plan_cache_mode = force_generic_plan; set enable_seqscan = of
 
 
 # Not among the settings that a connection begins with: a pooler refuses those that it does not know.
-SESSION = "select current_setting('synchronous_commit') from set_config('jit', 'off', false)"
+SESSION = """
+select current_setting('synchronous_commit') as commits, a.pid, a.backend_start as began_at
+from set_config('jit', 'off', false) left join pg_stat_activity a on a.pid = pg_backend_pid()
+"""
 
 # What a statement meets whose session became another's between two messages, and what pgbouncer says of a transaction
 # where it pools statements.
@@ -42,6 +46,8 @@ NOT_CONNECTED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg
 # When all hosts fail, the first of these says most.
 TELLING = (StaleServer, asyncpg.PostgresError, OSError)
 
+# How long a server is asked to end the backends of connections that are closed. A frozen one does not answer.
+END_WITHIN_S = 5
 # Connections of the pool that requests leave to the loops and to `readyz`.
 LOOP_CONNECTIONS = 3
 # Connections outside the pool that keep plans, above all for the relay: one reads the log while the other settles.
@@ -125,8 +131,12 @@ async def _connect(
         try:
             # asyncpg has no setting for it.
             keep_alive(connection._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
-            if await connection.fetchval(SESSION) in WEAK_COMMITS:
+            session_row = await connection.fetchrow(SESSION)
+            assert session_row is not None
+            if session_row["commits"] in WEAK_COMMITS:
                 await connection.execute("set synchronous_commit = on")
+            if session_row["began_at"] is not None:
+                note_backend(connection, Backend(session_row["pid"], session_row["began_at"]))
             await guard.admit(connection)
             if session:
                 await connection.execute(session)
@@ -233,6 +243,32 @@ class Database:
     async def dedicated(self, *, answer_within_s: float | None = None) -> Connection:
         """Open a connection outside the pool that is kept, as by a lane. `answer_within_s`: see `connect`."""
         return await connect(self.dsn, guard=self.guard, keeps_plans=True, answer_within_s=answer_within_s)
+
+    async def close_overdue(self) -> int:
+        """Look at what is lent; close what is in use for too long, with its backend if the server answers.
+
+        Return how many were closed. Those whose commit waits for a synchronous standby stay: the server is there, and
+        another connection would only wait beside them.
+        """
+        overdue = self.lent.overdue()
+        for connection in await self._end_backends(overdue) if overdue else []:
+            self.lent.lend_longer(connection)
+        # The end of its backend may have closed one already. One may have been given back meanwhile, and is left.
+        closed = [one for one in overdue if one.is_closed() or self.lent.is_overdue(one)]
+        for connection in closed:
+            connection.terminate()
+        return len(closed)
+
+    async def _end_backends(self, connections: Sequence[Connection]) -> Sequence[Connection]:
+        try:
+            async with asyncio.timeout(END_WITHIN_S):
+                asking = await connect(self.dsn, guard=self.guard)
+                try:
+                    return await end_backends(asking, connections)
+                finally:
+                    asking.terminate()
+        except (*NOT_CONNECTED, TimeoutError):
+            return []
 
     @property
     def connections_in_use(self) -> int:

@@ -1,4 +1,4 @@
-"""The connections that are in use. One that is for too long is closed, which ends its statement with an error.
+"""The connections that are in use. Those that are for too long are closed, which ends their statements with an error.
 
 The kernel of a frozen server still answers, and so does a pooler or proxy whose server is gone. Their connections stay
 open, and a statement has no time limit of its own: a timer for each would cost the statements of the relay.
@@ -29,11 +29,17 @@ class LentConnections:
         """Note that a connection is no longer in use."""
         del self._looks[connection]
 
-    def close_overdue(self) -> int:
-        """Look once: close those that were lent at more than LENT_FOR_LOOKS looks; return how many."""
+    def overdue(self) -> list[Connection]:
+        """Look once: return those that were lent at more than LENT_FOR_LOOKS looks."""
         for connection in self._looks:
             self._looks[connection] += 1
-        overdue = [one for one, looks in self._looks.items() if looks > LENT_FOR_LOOKS and not one.is_closed()]
-        for connection in overdue:
-            connection.terminate()
-        return len(overdue)
+        return [one for one in self._looks if self.is_overdue(one)]
+
+    def is_overdue(self, connection: Connection) -> bool:
+        """Return whether a connection is lent, and was so at more than LENT_FOR_LOOKS looks."""
+        return self._looks.get(connection, 0) > LENT_FOR_LOOKS and not connection.is_closed()
+
+    def lend_longer(self, connection: Connection) -> None:
+        """Count the looks of a connection from 0 again, if it is still lent."""
+        if connection in self._looks:
+            self._looks[connection] = 0

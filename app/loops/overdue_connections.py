@@ -14,8 +14,8 @@ EVERY_S = 10.0
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
-    """Close them, and log how many there were. The step itself asks the database nothing."""
-    closed = runtime.database.lent.close_overdue()
+    """Close them, and log how many there were. The database is asked only if there are any."""
+    closed = await runtime.database.close_overdue()
     if closed:
         log.warning("connections_overdue", closed=closed)
     return StepResult(done=closed)

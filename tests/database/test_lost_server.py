@@ -104,18 +104,53 @@ async def test_a_statement_ends_that_a_frozen_server_never_answers(proxy: Faulty
         stuck = asyncio.create_task(read())
         await lent.wait()
         for _ in range(LENT_FOR_LOOKS):
-            assert database.lent.close_overdue() == 0
+            assert await database.close_overdue() == 0
         assert not stuck.done()
-        assert database.lent.close_overdue() == 1
+        assert await database.close_overdue() == 1
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
             await stuck
         proxy.release()
         # One that is free is never overdue, nor one that is lent again and again.
         for _ in range(LENT_FOR_LOOKS + 1):
-            assert database.lent.close_overdue() == 0
+            assert await database.close_overdue() == 0
             assert await read() == 1
     finally:
         await share.close()
+        await database.close()
+
+
+@pytest.mark.parametrize("kind", ["runs", "waits for a lock"])
+async def test_the_backend_of_an_overdue_connection_ends_with_it(dsn: str, db: Connection, kind: str) -> None:
+    """It would go on until its statement is over, and count toward `max_connections`."""
+    statement = {"runs": "select pg_sleep(600)", "waits for a lock": "select pg_advisory_lock(1)"}[kind]
+    await db.execute("select pg_advisory_lock(1)")
+    database = Database(dsn, pool_size=1)
+    lent: asyncio.Queue[int] = asyncio.Queue()
+
+    async def run() -> None:
+        async with database.connection() as connection:
+            lent.put_nowait(connection.get_server_pid())
+            await connection.execute(statement)
+
+    async def is_there(pid: int) -> bool:
+        return bool(await db.fetchval("select exists (select from pg_stat_activity where pid = $1)", pid))
+
+    try:
+        stuck = asyncio.create_task(run())
+        pid = await lent.get()
+        for _ in range(LENT_FOR_LOOKS):
+            assert await database.close_overdue() == 0
+        assert await is_there(pid)
+        assert await database.close_overdue() == 1
+        with pytest.raises((asyncpg.ConnectionDoesNotExistError, asyncpg.AdminShutdownError)):
+            await stuck
+        async with asyncio.timeout(30):
+            while await is_there(pid):
+                await asyncio.sleep(0.05)
+        # The next one gets another.
+        async with database.connection() as connection:
+            assert await connection.fetchval("select 1") == 1
+    finally:
         await database.close()
 
 

@@ -155,7 +155,7 @@ async def test_each_step_of_a_large_filter_has_a_loan_of_its_own(
         """Look for overdue connections at each window, as the loop does every 10 s."""
         nonlocal longest
         floor = await window_floor(*arguments)
-        assert runtime.database.lent.close_overdue() == 0
+        assert await runtime.database.close_overdue() == 0
         longest = max(longest, *runtime.database.lent._looks.values())
         return floor
 

@@ -16,6 +16,7 @@ import pytest
 
 from app.config import LOOPBACK, Settings
 from app.database.connection import Connection, connect
+from app.database.lent_connections import LENT_FOR_LOOKS
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths
 from app.ids import uuid7
@@ -112,6 +113,36 @@ async def test_a_cancelled_wait_for_a_standby_is_an_unknown_outcome(own_server: 
     for path, request in requests:
         again = await own_server.client.post(path, json=request)
         assert (again.status_code, again.json()["replayed"]) == (200, True)
+    await db.close()
+
+
+async def test_a_connection_whose_commit_waits_for_a_standby_is_not_closed(own_server: OwnServer) -> None:
+    """Its backend would go on to wait, so each turn of a loop would leave another one, up to `max_connections`.
+
+    To end the wait would show to all what a failover loses.
+    """
+    db = await connect(own_server.server.url)
+    await db.execute("set synchronous_commit = local")
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
+    database = own_server.runtime.database
+    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+
+    async def commit() -> None:
+        async with database.connection() as connection:
+            await connection.execute("insert into service_switch values ('waits', 'on', now())")
+
+    committed = asyncio.create_task(commit())
+    async with asyncio.timeout(30):
+        while not await db.fetchval(waiting):
+            await asyncio.sleep(0.01)
+    for _ in range(2 * LENT_FOR_LOOKS + 2):
+        assert await database.close_overdue() == 0
+    assert not committed.done()
+    assert await db.fetchval("select count(*) from service_switch where name = 'waits'") == 0
+    await _require_standby(db, "")
+    await committed
+    assert await db.fetchval("select count(*) from service_switch where name = 'waits'") == 1
     await db.close()
 
 
