@@ -6,6 +6,10 @@ a half is found within 0.25 s of its time, or within 1 s if it became visible in
 A commit may hang without a limit (a synchronous standby is missing) and is invisible meanwhile, so a half may appear
 behind the main sweep's cursor. Each minute the trailing pass sweeps the last ten minutes again; each hour another pass
 sweeps all days that may hold undecided transactions. All work in bounded batches; two replicas may run them at once.
+
+The hourly pass begins with the newest days, where such a half nearly always is. A pass may take longer than an hour:
+then the next run sweeps the newest days again, and goes on with those that are left. A process that stops returns its
+run, so that another one begins at once.
 """
 
 from collections.abc import Callable
@@ -34,6 +38,8 @@ PASS_BATCH = 10_000
 TRAILING_EVERY_S = 60.0
 TRAILING_BACK = timedelta(minutes=10)
 HOURLY_EVERY_S = 3600.0
+# The days that each run of the hourly pass sweeps first.
+NEWEST_DAYS = 2
 # How often a process asks the database whether a run of another pass is due.
 ASK_EVERY = timedelta(seconds=5)
 LOWEST = UUID(int=0)
@@ -60,14 +66,21 @@ class Sweeps:
         # The skew of ids that any process permits, as the last turn of the main sweep read it. A larger one counts from
         # the next turn on; until then the trailing pass finds what the main sweep misses.
         self._skew_s = 0
-        # The id ranges that the running hourly pass has left, oldest first.
+        # The id ranges that the running hourly pass has left, in their order, and when its run was taken.
         self._days: list[tuple[UUID, UUID]] = []
+        self._hourly_at: datetime | None = None
         # When this process last asked for a run of each pass.
         self._asked_at: dict[str, datetime] = {}
 
     def forget(self) -> None:
         """Forget the main sweep's cursor: after a promotion, the stored one may be behind it."""
         self._reached = None
+
+    async def drain(self, runtime: Runtime) -> None:
+        """Return the run of an hourly pass that is not complete."""
+        if self._days and self._hourly_at is not None:
+            async with runtime.database.connection() as connection:
+                await sweeps.return_run(connection, "hourly", HOURLY_EVERY_S, self._hourly_at)
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Sweep what is newly due, then one batch of each other pass."""
@@ -132,13 +145,14 @@ class Sweeps:
 
     async def _sweep_days(self, runtime: Runtime, now: datetime) -> int:
         """Continue the hourly pass; return how many were swept."""
-        if not self._days and not self._asks("hourly", now):
+        asks = self._asks("hourly", now)
+        if not self._days and not asks:
             return 0
         async with runtime.database.connection() as connection:
+            if asks and await sweeps.take_run(connection, "hourly", HOURLY_EVERY_S, now):
+                self._hourly_at = now
+                self._days = _in_order(await sweeps.undecided_days(connection, now, self._skew_s), self._days)
             if not self._days:
-                if not await sweeps.take_run(connection, "hourly", HOURLY_EVERY_S, now):
-                    return 0
-                self._days = await sweeps.undecided_days(connection, now, self._skew_s)
                 return 0
             after, high = self._days[0]
             batch = await sweeps.sweep_ids(connection, after, high, PASS_BATCH, now)
@@ -155,3 +169,11 @@ class Sweeps:
             return False
         self._asked_at[name] = now
         return True
+
+
+def _in_order(days: list[tuple[UUID, UUID]], left: list[tuple[UUID, UUID]]) -> list[tuple[UUID, UUID]]:
+    """Return the days of a new run, newest first; but after NEWEST_DAYS come those that the last run has left."""
+    ends = {high for _, high in days[NEWEST_DAYS:]}
+    kept = [(after, high) for after, high in left if high in ends]
+    known = {high for _, high in kept}
+    return [*days[:NEWEST_DAYS], *kept, *(one for one in days[NEWEST_DAYS:] if one[1] not in known)]

@@ -88,7 +88,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
         Loop("consumers", pull_sweep.step, pull_sweep.IDLE_EVERY_S),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
-        Loop("sweep", sweeps.step, sweep.EVERY_S),
+        Loop("sweep", sweeps.step, sweep.EVERY_S, None, sweeps.drain),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),
         Loop("lapses", Lapses().step, claim_loops.LAPSES_EVERY_S),
         Loop("pings", Pings().step, ping.EVERY_S),

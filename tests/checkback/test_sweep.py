@@ -176,6 +176,60 @@ async def test_halves_that_became_visible_behind_the_cursor_are_found(
     assert [one["transaction_id"] for one in await db.fetch(SWEPT)] == [late]
 
 
+async def days_ago(db: Connection, now: datetime, *days: int) -> dict[int, list[UUID]]:
+    """Write three halves of each of these days that are visible only now; return them by day."""
+    return {number: await insert_halves(db, now - timedelta(days=number), count=3) for number in days}
+
+
+async def test_a_half_of_today_does_not_wait_for_the_older_days(
+    db: Connection, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "PASS_BATCH", 2)
+    # Noon: near midnight the ids of tomorrow are permitted, so its day counts too.
+    swept, now = Sweeps(quiet), runtime.clock.now().replace(hour=12)
+    await run_passes(swept, runtime, now)
+    late = await days_ago(db, now, 5, 4, 3, 1)
+
+    async def first_of(*days: int, after_s: int) -> None:
+        """Step until another half is found; it must be of one of these days."""
+        before = found = await in_doubt(db)
+        while found == before:
+            await swept.step(runtime, now + timedelta(seconds=after_s))
+            found = await in_doubt(db)
+        assert found - before <= {one for number in days for one in late[number]}
+
+    for _ in range(2):
+        await first_of(1, after_s=3601)
+    assert {*late[1]} == await in_doubt(db)
+    await first_of(3, after_s=3602)
+    # A run that takes longer than an hour begins again with the newest days, and goes on with those that are left.
+    late[1] += await insert_halves(db, now - timedelta(days=1))
+    await first_of(1, after_s=7202)
+    await first_of(3, after_s=7203)
+    assert {*late[1], *late[3]} == await in_doubt(db)
+    await run_passes(swept, runtime, now + timedelta(seconds=7204), steps=20)
+    assert {one for ids in late.values() for one in ids} == await in_doubt(db)
+
+
+async def test_a_process_that_stops_returns_the_hourly_run_that_it_has_not_completed(
+    db: Connection, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "PASS_BATCH", 2)
+    first, now = Sweeps(quiet), runtime.clock.now().replace(hour=12)
+    await run_passes(first, runtime, now)
+    late = await days_ago(db, now, 2, 1)
+    due = now + timedelta(seconds=3601)
+    await first.step(runtime, due)
+    await first.drain(runtime)
+    second = Sweeps(quiet)
+    await run_passes(second, runtime, due + timedelta(seconds=10), steps=20)
+    assert await in_doubt(db) == {*late[1], *late[2]}
+    # A pass that is complete, and the run of another process, are left as they are.
+    for one in (first, second):
+        await one.drain(runtime)
+    assert await db.fetchval("select ran_at from sweep where name = 'hourly'") == due + timedelta(seconds=10)
+
+
 async def test_a_decided_day_is_not_swept(db: Connection, runtime: Runtime, group: str) -> None:
     now = runtime.clock.now()
     await insert_halves(db, now - timedelta(seconds=3600))

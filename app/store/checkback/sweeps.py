@@ -101,7 +101,7 @@ select (select count(*) from slice) as scanned, (select count(*) from swept) as 
   (select transaction_id from slice order by transaction_id desc limit 1) as reached
 """  # noqa: S608
 
-UNDECIDED_DAYS = "select low, high from day where not decided and state = 'open' and low < $1 order by day"
+UNDECIDED_DAYS = "select low, high from day where not decided and state = 'open' and low < $1 order by day desc"
 
 # A parked transaction is never claimed, so without this statement its row would stay after a verdict of a person or the
 # producer.
@@ -127,6 +127,9 @@ where not exists (select from sweep where name = $1 and ran_at > $2 - make_inter
 on conflict (name) do update set ran_at = $2, reached = $2 where s.ran_at <= $2 - make_interval(secs => $3)
 returning true
 """
+
+# Only the run that was taken at that time: another process may have taken the next one.
+RETURN_RUN = "update sweep set ran_at = ran_at - make_interval(secs => $3) where name = $1 and ran_at = $2"
 
 TAKE_TURN = f"select pg_try_advisory_xact_lock({AdvisoryLock.SWEEP})"
 
@@ -211,7 +214,7 @@ async def sweep_ids(connection: Connection, after: UUID, high: UUID, limit: int,
 
 
 async def undecided_days(connection: Connection, now: datetime, skew_s: int) -> list[tuple[UUID, UUID]]:
-    """Return the id ranges of the days that may hold undecided transactions, oldest first."""
+    """Return the id ranges of the days that may hold undecided transactions, newest first."""
     rows = await connection.fetch(UNDECIDED_DAYS, _lowest(now + timedelta(seconds=skew_s)))
     return [(row["low"], row["high"]) for row in rows]
 
@@ -226,6 +229,11 @@ async def remove_decided(connection: Connection, after: UUID, limit: int) -> Swe
 async def take_run(connection: Connection, name: str, every_s: float, now: datetime) -> bool:
     """Take the next run of a pass if it is due; True for one replica only."""
     return bool(await connection.fetchval(TAKE_RUN, name, now, every_s))
+
+
+async def return_run(connection: Connection, name: str, every_s: float, taken_at: datetime) -> None:
+    """Make a run that was taken at that time due again, for another process."""
+    await connection.execute(RETURN_RUN, name, taken_at, every_s)
 
 
 def _lowest(at: datetime) -> UUID:
