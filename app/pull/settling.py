@@ -102,16 +102,18 @@ async def give_back(
     subscription: Subscription,
     handles: Sequence[HeldMessage],
     outcome: Refusal,
-    now: datetime,
+    clock: Clock,
     *,
     retry_after_s: float | None = None,
 ) -> tuple[list[GivenBack | None], bool]:
     """Record a failed attempt of each message: a retry, or a dead letter after the last try or if it is refused.
 
-    Return also whether something was announced, so that the relay must be woken.
+    The wait for the retry begins after the wait for the locks of what is held. Return also whether something was
+    announced, so that the relay must be woken.
     """
     async with connection.transaction():
-        held = await _held(connection, subscription.subscription_id, handles, now)
+        held = await _held(connection, subscription.subscription_id, handles, clock.now())
+        now = clock.now()
         settled = {
             n: refused(message, outcome, subscription.retry, now, retry_after_s=retry_after_s)
             for n, message in held.items()

@@ -325,7 +325,7 @@ async def _give_back(
 ) -> Response:
     async with runtime.claim_connections.connection() as connection:
         found, published = await settling.give_back(
-            connection, opening.subscription, handles, outcome, runtime.clock.now(), retry_after_s=retry_after_s
+            connection, opening.subscription, handles, outcome, runtime.clock, retry_after_s=retry_after_s
         )
     runtime.wake_ups.claimable()
     if published:
