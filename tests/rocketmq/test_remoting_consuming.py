@@ -129,6 +129,15 @@ async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPe
     assert await receipts(db) == 3
 
 
+async def test_a_pull_that_takes_no_answer_takes_no_message(peer: RemotingPeer, db: Connection) -> None:
+    await sent(peer, b"a")
+    fields = {"consumerGroup": "points", "topic": "order", "queueId": 0, "queueOffset": 0, "sysFlag": 0}
+    peer.write(RequestCode.PULL_MESSAGE, {**fields, "commitOffset": 0, "maxMsgNums": 32}, flag=ONEWAY)
+    [one] = await pulled(peer, 0)
+    assert (one.body, one.reconsume_times) == (b"a", 0)
+    assert await db.fetchval("select count(*) from attempt where kind = 'delivery'") == 0
+
+
 @pytest.mark.parametrize("first", ["offset", "leave"])
 async def test_an_offset_that_a_client_commits_as_it_leaves_counts(
     peer: RemotingPeer, db: Connection, first: str

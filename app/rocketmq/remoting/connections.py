@@ -126,6 +126,9 @@ class RemotingConnection:
         if frame.body or _characters(frame) > PULL_MAX_CHARACTERS:
             text = f"A pull has no body, and at most {PULL_MAX_CHARACTERS:,} characters in its fields."
             self._refuse_pull(frame, ResultCode.SYSTEM_ERROR, text)
+        elif frame.wants_no_answer:
+            # It would claim messages that the client never gets.
+            self._refuse_pull(frame, ResultCode.SYSTEM_ERROR, "A pull takes an answer.")
         elif len(self._pulls) >= self._pulls_max:
             # A client pulls again at once after "not found", and after three seconds when the server is busy.
             text = (
