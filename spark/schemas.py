@@ -313,6 +313,21 @@ long offset!
 time due_from!
 """)
 
+# The refused ends of a producer group: how many, and the first few transactions.
+REFUSED = _schema("""
+string producer_group!
+long refused!
+strings transactions!
+""")
+
+# The messages of a topic that no subscription ever took: how many, and the id and offset of the first.
+UNTAKEN = _schema("""
+string topic!
+long messages!
+string first!
+long offset!
+""")
+
 # By the names of the frames (spark/frames.py). The first five are the day's own tables, which are partitioned by day.
 BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
 OF_DAY = {

@@ -11,6 +11,9 @@ from pyspark.sql.types import ArrayType
 
 from spark.schemas import FINDING
 
+# The most transactions that a finding of a refused verdict names.
+NAMED = 10
+
 
 def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *detail: Column | str) -> DataFrame:
     """Return one finding a row about `subject`; `detail` names the columns of its JSON object.

@@ -30,7 +30,8 @@ class Joined:
     than once; see spark/transforms/offsets.py for both. `late`: the subscriptions with late deliveries; see
     spark/transforms/late.py. `sla_s`: the seconds that a delivery may take. `suspects`: the number of suspect
     transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
-    spark/transforms/outcomes.py. `counts`: of the whole day, if the search was in files.
+    spark/transforms/outcomes.py. `counts`: of the whole day, if the search was in files. `refused` (REFUSED) and
+    `untaken` (UNTAKEN): of the transactions that are not suspect, if the search was in files and there are any.
     """
 
     whole: Frames
@@ -45,6 +46,8 @@ class Joined:
     suspects: int
     outcomes: DataFrame | None = None
     counts: DayCounts | None = None
+    refused: DataFrame | None = None
+    untaken: DataFrame | None = None
 
     @property
     def day(self) -> date:

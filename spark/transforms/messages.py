@@ -63,6 +63,13 @@ def unrouted(j: Joined) -> DataFrame:
     found = (
         untaken.where(~is_reserved("topic"))
         .groupBy("topic")
-        .agg(F.count("*").alias("messages"), F.min_by(message_id(), "offset").alias("first"))
+        .agg(
+            F.count("*").alias("messages"),
+            F.min_by(message_id(), "offset").alias("first"),
+            F.min("offset").alias("offset"),
+        )
     )
+    if j.untaken is not None:
+        by_topic = found.unionByName(j.untaken).groupBy("topic")
+        found = by_topic.agg(F.sum("messages").alias("messages"), F.min_by("first", "offset").alias("first"))
     return findings(found, j.day, "unrouted", "topic", "messages", "first")

@@ -219,7 +219,7 @@ def _joined_by_search(f: Frames, sla_s: float, place: Path) -> Joined:
     with as_they_are(spark, if_=found.suspects <= FEW_SUSPECTS):
         doubled = _doubled(f, found.disorder, any_=found.doubled)
         joins = _joins_of(f, few, found.disorder, doubled, late, sla_s, suspects=found.suspects)
-        return replace(joins, counts=found.counts)
+        return replace(joins, counts=found.counts, refused=found.refused, untaken=found.untaken)
 
 
 def is_small(f: Frames) -> bool:

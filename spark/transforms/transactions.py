@@ -3,15 +3,13 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.transforms.finding import findings
+from spark.transforms.finding import NAMED, findings
 from spark.transforms.joined import IN_DOUBT, PARKED, Joined
 
 # The hourly pass over every undecided day finds what the others missed; the pass itself may take as long again.
 LONGEST_SWEEP_S = 7200
 # No policy has a longer interval or immunity. A group's is today's, and may have been longer when a check was planned.
 LONGEST_POLICY_S = 86_400
-# The most transactions that a finding of a refused verdict names.
-NAMED = 10
 STUCK = ("transaction_id", "born_at", "first_check_at", "swept", "answered", "next_check_at", "unanswered_since")
 
 
@@ -89,15 +87,19 @@ def checks_beyond_max(j: Joined) -> DataFrame:
 
 def verdict_refused(j: Joined) -> DataFrame:
     """A caller tried to end transactions of a group against the verdict that stands."""
-    groups = j.transactions.select("transaction_id", F.coalesce("producer_group", F.lit("unknown")).alias("group"))
+    group = F.coalesce("producer_group", F.lit("unknown")).alias("producer_group")
+    groups = j.transactions.select("transaction_id", group)
     refused = j.frames.attempt.where("kind = 'refused'").join(groups, "transaction_id")
     # Cut to the first few before they come together: a group may have tried a million.
-    each = refused.select("group", "transaction_id").distinct()
-    place = F.expr("row_number() over (partition by group order by transaction_id)")
-    named = each.withColumn("place", place).where(F.col("place") <= NAMED).groupBy("group")
+    each = refused.select("producer_group", "transaction_id").distinct()
+    place = F.expr("row_number() over (partition by producer_group order by transaction_id)")
+    named = each.withColumn("place", place).where(F.col("place") <= NAMED).groupBy("producer_group")
     few = named.agg(F.array_sort(F.collect_list("transaction_id")).alias("transactions"))
-    counted = refused.groupBy("group").agg(F.count("*").alias("refused")).join(few, "group")
-    found = counted.withColumn("producer_group", F.col("group"))
+    found = refused.groupBy("producer_group").agg(F.count("*").alias("refused")).join(few, "producer_group")
+    if j.refused is not None:
+        every = F.array_sort(F.flatten(F.collect_list("transactions")))
+        by_group = found.unionByName(j.refused).groupBy("producer_group")
+        found = by_group.agg(F.sum("refused").alias("refused"), F.slice(every, 1, NAMED).alias("transactions"))
     return findings(found, j.day, "verdict_refused", "producer_group", "refused", "transactions")
 
 

@@ -252,6 +252,39 @@ def test_what_was_redelivered_or_is_left_of_a_check_is_no_suspect(spark: SparkSe
 
 
 @pytest.mark.usefixtures("adaptive")
+def test_what_is_reported_by_name_makes_no_suspect(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of suspects and of all others, in several ranges, refused ends and untaken messages are counted together."""
+    monkeypatch.setattr(row_groups, "ROWS_AT_ONCE", 60)
+    monkeypatch.setattr(row_groups, "SAMPLE_OF", 3)
+    day = plain_day()
+    for number in range(100, 130):
+        day.committed(number, 2, topic="nobody")
+        day.rows["receipt"] = [row for row in day.rows["receipt"] if row["transaction_id"] != id_of(number)]
+        for _ in range(number % 3):
+            day.attempt(number, "refused")
+    # Suspects beside them: the first one of each finding lacks a message, and the last one its half.
+    day.rows["outbox"] = [row for row in day.rows["outbox"] if row["transaction_id"] != id_of(101)] + [
+        row for row in day.rows["outbox"] if row["transaction_id"] == id_of(101) and row["position"] == 1
+    ]
+    day.rows["half"] = [row for row in day.rows["half"] if row["transaction_id"] != id_of(128)]
+    j = rules.joined(day.in_files(spark, tmp_path / "read"), SLA_S, tmp_path / "search")
+    assert j.suspects == 2
+    assert len(list((tmp_path / "search/search/refused").iterdir())) > 1
+    assert len(list((tmp_path / "search/search/untaken").iterdir())) > 1
+    found = findings_of(j)
+    assertDataFrameEqual(found, findings(day.frames(spark), sla_s=SLA_S))
+    detail = {row.kind: json.loads(row.detail) for row in found.collect()}
+    assert detail["unrouted"]["messages"] == 59
+    group = day.rows["half"][0]["producer_group"]
+    refused = [row for row in found.collect() if row.kind == "verdict_refused"]
+    assert {row.subject for row in refused} == {group, "unknown"}
+    most = max((json.loads(row.detail) for row in refused), key=lambda one: one["refused"])
+    assert (most["refused"], len(most["transactions"])) == (28, 10)
+
+
+@pytest.mark.usefixtures("adaptive")
 def test_rows_of_a_ledger_or_receipts_that_repeat_a_message_do_not_cancel(spark: SparkSession) -> None:
     """Each transaction has receipts, a ledger row with a count for each subscription or none, and what is found."""
     once, other = ("mailer-1", 1), ("mailer-2", 1)

@@ -16,15 +16,17 @@ import pyarrow.parquet as pq
 
 from spark.schemas import ARCHIVE, BIG, OF_DAY
 from spark.transforms.day_counts import DayCounts, total
+from spark.transforms.screen import by_name
 from spark.transforms.screen.counts import counts_of
 from spark.transforms.screen.log_order import disorder, write_spans
 from spark.transforms.screen.numbered import numbered
 from spark.transforms.screen.row_groups import RowGroup, ranges_of, read_range, row_groups
-from spark.transforms.screen.suspects import Known, suspects
+from spark.transforms.screen.suspects import Known, judge
 
 SCHEMAS = BIG | OF_DAY | {"archive": ARCHIVE}
-# Besides the tables' names, the directories below a search's place: the suspects' ids, and the log's disorder.
-SUSPECT, DISORDER = "suspect", "disorder"
+# Besides the tables' names, the directories below a search's place: the suspects' ids, the log's disorder, and what is
+# counted by name of all other transactions.
+SUSPECT, DISORDER, REFUSED, UNTAKEN = "suspect", "disorder", "refused", "untaken"
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,13 @@ def _search_range(
     rows = {name: read_range(of_table, low, high, SCHEMAS[name]) for name, of_table in groups.items()}
     here = replace(known, named=_within(known.named, low, high))
     n = numbered(rows)
-    suspect = suspects(n, here)
+    judged = judge(n, here)
+    suspect = judged.suspect
     write_spans(rows["outbox"], place / "spans", number)
     for name, table in rows.items():
         _write(place / name, number, table.filter(pa.array(suspect[n.of[name]])))
+    _write(place / REFUSED, number, by_name.refused(n, judged))
+    _write(place / UNTAKEN, number, by_name.untaken(n, judged))
     # A ledger's transaction may have no other row.
     ids = np.union1d(np.asarray(n.ids.filter(pa.array(suspect))).astype("S"), here.named)
     _write(place / SUSPECT, number, pa.table({"transaction_id": pa.array(ids.astype(str), pa.string())}))

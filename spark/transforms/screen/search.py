@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from spark import schemas
 from spark.engine.session import cores
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty
@@ -20,8 +21,10 @@ from spark.transforms.day_counts import DayCounts
 from spark.transforms.ledger_suspects import by_ledgers
 from spark.transforms.screen.day_files import (
     DISORDER,
+    REFUSED,
     SCHEMAS,
     SUSPECT,
+    UNTAKEN,
     Searched,
     ids_in,
     search_files,
@@ -47,7 +50,8 @@ FEW_PLACES = 100_000
 @dataclass(frozen=True)
 class SearchedDay:
     """`few`: the suspects' rows; `suspects`: how many there are; `disorder`: the places of the log out of order;
-    `doubled`: whether an offset of the day is there more than once."""
+    `doubled`: whether an offset of the day is there more than once. `refused` and `untaken`: of all other transactions;
+    None if there are none."""
 
     few: Frames
     suspects: int
@@ -55,6 +59,8 @@ class SearchedDay:
     disorder: DataFrame
     doubled: bool
     last_offset: int | None
+    refused: DataFrame | None
+    untaken: DataFrame | None
 
 
 def can_search(f: Frames) -> bool:
@@ -80,7 +86,16 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
     found = _reading(lambda: search_files(files, known, place / "search", abreast))
     order = _read(f, found, DISORDER, _PLACE)
     order = order.coalesce(1) if found.disordered <= FEW_PLACES else order
-    return SearchedDay(_few(f, found), found.suspects, found.counts, order, found.doubled > 0, found.last_offset)
+    return SearchedDay(
+        few=_few(f, found),
+        suspects=found.suspects,
+        counts=found.counts,
+        disorder=order,
+        doubled=found.doubled > 0,
+        last_offset=found.last_offset,
+        refused=_read_any(f, found, REFUSED, schemas.REFUSED),
+        untaken=_read_any(f, found, UNTAKEN, schemas.UNTAKEN),
+    )
 
 
 def _due_by(f: Frames, sla_s: float) -> int:
@@ -116,10 +131,15 @@ def _few(f: Frames, found: Searched) -> Frames:
 
 
 def _read(f: Frames, found: Searched, name: str, schema: StructType) -> DataFrame:
-    place, spark = found.place / name, f.op.sparkSession
+    rows = _read_any(f, found, name, schema)
+    return empty(f.op.sparkSession, schema) if rows is None else rows
+
+
+def _read_any(f: Frames, found: Searched, name: str, schema: StructType) -> DataFrame | None:
+    place = found.place / name
     if not place.exists() or not any(place.iterdir()):
-        return empty(spark, schema)
-    return spark.read.schema(schema).parquet(f"file:{place}")
+        return None
+    return f.op.sparkSession.read.schema(schema).parquet(f"file:{place}")
 
 
 def _reading(read: Callable[[], T]) -> T:

@@ -35,14 +35,27 @@ class Known:
     named: np.ndarray
 
 
-def suspects(n: Numbered, known: Known) -> Flags:
-    """Return for each transaction of a range whether it is suspect."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`suspect`: which transactions of a range are. `untaken`: the messages in the outbox that no subscription ever
+    took, Halfnote's own left out."""
+
+    suspect: Flags
+    untaken: Flags
+
+
+def judge(n: Numbered, known: Known) -> Judged:
+    """Judge the transactions of a range.
+
+    A refused end, or a message that no subscription took, makes no suspect: see spark/transforms/screen/by_name.py.
+    """
     transactions = len(n.ids)
     halves = np.bincount(n.message["half"], minlength=n.messages)
     sent = np.bincount(n.message["outbox"], minlength=n.messages)
     receipts = np.bincount(n.message["receipt"], minlength=n.messages)
     wrong = (halves > 1) | (sent > 1) | ((sent > 0) & (halves == 0)) | ((sent == 0) & (receipts > 0))
-    wrong |= _differing(n) | _misdelivered(n, known, receipts > 0)
+    misdelivered, untaken = _misdelivered(n, known, receipts > 0)
+    wrong |= _differing(n) | misdelivered
     verdict = ints(n.rows["op"]["verdict"])
     commits, rollbacks = (np.bincount(n.of["op"][verdict == one], minlength=transactions) for one in (1, 2))
     messages, published = np.diff(n.first), n.count_of(sent > 0)
@@ -50,8 +63,7 @@ def suspects(n: Numbered, known: Known) -> Flags:
     committed = (commits == 1) & (rollbacks == 0) & (unpublished == 0) & (published == messages)
     rolled_back = (commits == 0) & (rollbacks == 1) & (published == 0) & (unpublished == messages)
     among = np.asarray(pc.is_in(n.ids, value_set=pa.array(known.named.astype(str), pa.string())))
-    found: Flags = n.any_of(wrong) | ~(committed | rolled_back) | among | _by_attempts(n, known)
-    return found
+    return Judged(n.any_of(wrong) | ~(committed | rolled_back) | among | _asked_beyond(n, known), untaken)
 
 
 def _differing(n: Numbered) -> Flags:
@@ -75,8 +87,8 @@ def _digests(column: pa.ChunkedArray) -> tuple[Ints, Flags]:
     return np.asarray(encoded.indices.fill_null(0)).astype(np.int64), np.asarray(encoded.indices.is_valid())
 
 
-def _misdelivered(n: Numbered, known: Known, received: Flags) -> Flags:
-    """Return the messages that a subscription lacks, or has and must not have, and those that none ever took."""
+def _misdelivered(n: Numbered, known: Known, received: Flags) -> tuple[Flags, Flags]:
+    """Return the messages that a subscription lacks, or has and must not have; and those that none ever took."""
     sent, judged = n.rows["outbox"], _Deliveries(n, known)
     topic, topics = codes(sent["topic"])
     own = np.array([one.startswith(RESERVED) for one in topics], np.bool_)
@@ -91,8 +103,9 @@ def _misdelivered(n: Numbered, known: Known, received: Flags) -> Flags:
     for place, subscriber in enumerate(known.subscribers):
         rows = np.concatenate(places[place]) if place in places else np.zeros(0, np.int64)
         judged.judge(place, subscriber, rows, wrong, taken)
-    wrong[n.message["outbox"][~taken[n.message["outbox"]]]] = True
-    return wrong
+    untaken = np.zeros(n.messages, np.bool_)
+    untaken[n.message["outbox"]] = True
+    return wrong, untaken & ~taken
 
 
 def _by_code(code: Ints, values: int) -> list[Ints]:
@@ -198,14 +211,13 @@ class _Deliveries:
         return self._headers
 
 
-def _by_attempts(n: Numbered, known: Known) -> Flags:
-    """Return the transactions with a refused End, or with more answered checks than their policies allow.
+def _asked_beyond(n: Numbered, known: Known) -> Flags:
+    """Return the transactions that may have more answered checks than their policies allow.
 
     Checks are numbered in order, so there are at most as many answers as the highest number.
     """
     attempts, of = n.rows["attempt"], n.of["attempt"]
     found = np.zeros(len(n.ids), np.bool_)
-    found[of[equal(attempts["kind"], "refused")]] = True
     answered = equal(attempts["kind"], "check") & equal(attempts["outcome"], "unknown")
     checks, asked = n.rows["check_back"], n.of["check_back"]
     most = np.full(len(n.ids), known.fewest_checks)
