@@ -177,6 +177,7 @@ ROCKETMQ = (
     Limit("app.rocketmq.sending.PROPERTY_BYTES_MAX", "bytes of properties, tag and keys of its message"),
     Limit("app.rocketmq.sending.MESSAGE_GROUP_BYTES_MAX", "bytes of a message group; it must have fewer"),
     Limit("app.rocketmq.sending.RECOVERY_MAX_S", "seconds of a transaction's recovery duration"),
+    Limit("app.rocketmq.filters.EXPRESSION_MAX", "characters of a RocketMQ consumer's filter expression"),
     Limit("app.rocketmq.consuming.BATCH_MAX", "messages that one receive brings"),
     Limit("app.rocketmq.consuming.INVISIBLE_LEAST_S", "seconds for which a consumer holds a message at least"),
     Limit("app.rocketmq.consuming.INVISIBLE_MOST_S", "seconds for which it holds a message at most"),

@@ -20,8 +20,9 @@ from app.rocketmq.refusals import CallRefused
 
 SECRET_LEAST = 8
 _FIELDS = frozenset({"access_key", "secret_key", "api_key", "producer_key", "subscriber_key"})
+# No part can take characters of the next: any caller can send a long header, and it is read in the loop of all.
 _authorization = re.compile(
-    r"MQv2-HMAC-SHA1 +Credential=([^,/\s]*)[^,]*, *SignedHeaders=x-mq-date-time, *Signature=([0-9A-Fa-f]{40})"
+    r"MQv2-HMAC-SHA1 +Credential=([^,/\s]*)(?:[/\s][^,]*)?, *SignedHeaders=x-mq-date-time, *Signature=([0-9A-Fa-f]{40})"
 ).fullmatch
 
 

@@ -63,6 +63,14 @@ def test_everything_else_is_unauthorized(file: Path, metadata: dict[str, str]) -
     assert refused.value.code == Code.UNAUTHORIZED
 
 
+@pytest.mark.parametrize("text", ["a", ",", " ", "/"])
+def test_the_time_to_refuse_a_long_header_grows_no_faster_than_its_length(file: Path, text: str) -> None:
+    credentials = Credentials(read_credentials(file), ApiKeys("own", "own"))
+    # Steps that grow with the square of the length would not end within the time of a test.
+    with pytest.raises(CallRefused):
+        credentials.keys_of({"authorization": "MQv2-HMAC-SHA1 Credential=a" + text * 2_000_000})
+
+
 def test_without_a_file_every_client_has_the_gateways_key() -> None:
     assert Credentials(None, ApiKeys("own", "own")).keys_of({}) == ApiKeys("own", "own")
 

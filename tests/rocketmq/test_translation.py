@@ -17,7 +17,7 @@ from app.coordinator.wire import Message as HalfnoteMessage
 from app.ids import id_ms, is_uuid7
 from app.rocketmq import headers, protocol
 from app.rocketmq.bodies import body_of
-from app.rocketmq.filters import filters_of
+from app.rocketmq.filters import EXPRESSION_MAX, _conjuncts, filters_of
 from app.rocketmq.message_ids import made_at, step_of, transaction_id
 from app.rocketmq.names import subscription_of, topic_of
 from app.rocketmq.protocol.definition_pb2 import (
@@ -31,6 +31,7 @@ from app.rocketmq.protocol.definition_pb2 import (
     Code,
     Digest,
     FilterExpression,
+    FilterType,
     Resource,
 )
 from app.rocketmq.receiving import ClaimedDelivery, delivered
@@ -125,12 +126,50 @@ def test_sql_that_a_subscription_can_do(text: str, filters: object) -> None:
         "_a = 'x'",
         "rocketmq-keys = 'x'",
         "a = 'x' and",
+        "a = 'x' and and b = 'y'",
         "'x' = a",
     ],
 )
 def test_other_sql_is_refused_rather_than_ignored(text: str) -> None:
     with refused(Code.ILLEGAL_FILTER_EXPRESSION):
         filters_of(FilterExpression(expression=text, type=SQL))
+
+
+@pytest.mark.parametrize("kind", [TAG, SQL])
+def test_a_giant_expression_is_refused_and_the_error_does_not_repeat_it(kind: FilterType) -> None:
+    for text in ("a" * EXPRESSION_MAX + "=", "|" * EXPRESSION_MAX, "=" + "|" * (EXPRESSION_MAX - 1)):
+        with pytest.raises(CallRefused) as error:
+            filters_of(FilterExpression(expression=text, type=kind))
+        assert error.value.code == Code.ILLEGAL_FILTER_EXPRESSION
+        assert len(error.value.text) < 500
+
+
+def test_the_longest_tags_of_a_subscription_fit_into_an_expression() -> None:
+    tags = [f"{number:03}" + "t" * 252 for number in range(100)]
+    assert filters_of(FilterExpression(expression=" || ".join(tags), type=TAG)) == {"tags": tags}
+    listed = ", ".join(f"'{tag}'" for tag in tags)
+    assert filters_of(FilterExpression(expression=f"TAGS in ({listed})", type=SQL)) == {"tags": tags}
+
+
+@pytest.mark.parametrize("text", [" ", "\u2003", "a and ", "and ", "'", "''", "' ' ", "(", "a=''and "])
+def test_the_time_to_read_an_expression_grows_no_faster_than_its_length(text: str) -> None:
+    # Steps that grow with the square of the length would not end within the time of a test.
+    _conjuncts("a" + text * (3_000_000 // len(text)) + "b")
+
+
+CONJUNCT = st.sampled_from(["a = 'x'", "(b='y and z')", "TAGS = 'it''s and'", "c = ' and '", "'", "d"])
+
+
+@given(st.lists(CONJUNCT, min_size=1, max_size=6), st.sampled_from([" and ", "\tAND\n", "  And ", "and"]))
+def test_an_expression_is_divided_at_each_and_outside_of_quotes(conjuncts: list[str], between: str) -> None:
+    text = between.join(conjuncts)
+    former = re.split(r"(?i)\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", text)
+    if text.count("'") % 2:
+        # A quote that does not end makes the expression one that is refused, wherever it is divided.
+        with refused(Code.ILLEGAL_FILTER_EXPRESSION):
+            filters_of(FilterExpression(expression=text, type=SQL))
+    else:
+        assert _conjuncts(text) == [part.strip() for part in former]
 
 
 def test_a_version_1_id_has_its_second() -> None:
