@@ -22,6 +22,9 @@ class ConnectedClient:
         # The filter expression that this client last gave, by subscription.
         self.expressions: dict[str, str] = {}
         self.sends_transactions = False
+        # Whether this stream's first settings said that the subscription is ordered; None: they said nothing. Apache's
+        # client for Java decides by them for its whole life how it calls its handler.
+        self.fifo: bool | None = None
         self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue(WAITING_MAX)
 
     @property

@@ -53,8 +53,7 @@ class Consuming:
         name = subscription_of(request.group, topic)
         wanted_s = _held_s(request)
         shape = await self._ready(request, call, name, topic)
-        # Apache's client for Go goes on with the next message of a batch while one that failed waits for its retry.
-        one_by_one = shape["ordered"] == "key" and call.language == "GO"
+        one_by_one = shape["ordered"] == "key" and self._mixes_up(request, call)
         claimed = await self._claiming.claim(
             name,
             call.keys,
@@ -140,6 +139,16 @@ class Consuming:
         await self._subscriptions.filter_by(name, topic, call.keys, filters)
         client.expressions[name] = said
         return await self._subscriptions.of(name, topic, call.keys, filters)
+
+    def _mixes_up(self, request: ReceiveMessageRequest, call: ClientCall) -> bool:
+        """Return whether a client works on several messages of a key at a time."""
+        if call.language == "GO":
+            # Apache's client for Go goes on with the next message of a batch while one that failed waits for its retry.
+            return True
+        client = self._clients.get(call.client_id, call.keys)
+        # A push consumer that was not told of the order has several handlers: the subscription became ordered later, or
+        # Halfnote did not answer when the consumer started.
+        return request.auto_renew and (client is None or not client.fifo)
 
     async def _settle(
         self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]

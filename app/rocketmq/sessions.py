@@ -116,6 +116,8 @@ class ClientSessions:
         elif which == "subscription":
             topics = {}
             answer = consumer_settings(settings, await self._subscribed(settings, client))
+            if client.fifo is None:
+                client.fifo = answer.subscription.fifo
         else:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "These settings are of no producer and no consumer.")
         client.settings, client.topics = settings, topics
@@ -123,7 +125,11 @@ class ClientSessions:
         return answer
 
     async def _subscribed(self, settings: Settings, client: ConnectedClient) -> Shape:
-        shape = _NO_SUBSCRIPTION
+        """Set up the subscriptions; return the shape of the last, ordered if one of them is.
+
+        A client has one way to call its handler for all its topics, and in order it loses only time.
+        """
+        shape, ordered = _NO_SUBSCRIPTION, False
         # Only of the topics that the client names now.
         former, client.expressions = client.expressions, {}
         for entry in settings.subscription.subscriptions:
@@ -136,10 +142,11 @@ class ClientSessions:
                     await self._subscriptions.filter_by(name, topic, client.keys, filters)
                 client.expressions[name] = said
                 shape = await self._subscriptions.of(name, topic, client.keys, filters)
+                ordered = ordered or shape["ordered"] == "key"
             except CallRefused as refused:
                 # A client whose settings are not answered does not start. The answers to its claims say what is wrong.
                 log.warning("rocketmq_subscription_not_ready", subscription=name, error=refused.text)
-        return shape
+        return {**shape, "ordered": "key" if ordered else "none"}
 
     def _connected(self, call: ClientCall) -> ConnectedClient:
         client = self._clients.get(call.client_id, call.keys)

@@ -501,6 +501,67 @@ async def test_a_client_for_go_gets_the_messages_of_an_ordered_subscription_one_
     assert [one.body for one in await received(rocket)] == [b"2"]
 
 
+class SometimesAway(httpx.AsyncBaseTransport):
+    """Halfnote, or no answer while `away`."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner, self.away = inner, False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self.away:
+            raise httpx.ConnectError("away", request=request)
+        return await self._inner.handle_async_request(request)
+
+
+async def test_a_push_consumer_that_was_not_told_of_the_order_gets_messages_one_by_one(
+    client: httpx.AsyncClient,
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key"}
+    assert (await client.put(f"/subscriptions/{NAME}", json=put)).status_code == 201
+    halfnote = SometimesAway(client._transport)
+    async with gateway_over(halfnote) as (_, channel):
+        rocket = RocketClient(channel)
+        halfnote.away = True
+        stream, settings = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        assert not settings.subscription.fifo
+        halfnote.away = False
+        for group, body in (("g1", b"1"), ("g1", b"2"), ("g2", b"3")):
+            await sent(rocket, message_of("order", body, message_type=FIFO, message_group=group))
+        # The client repeats its settings, but has chosen how it calls its handler.
+        await stream.write(TelemetryCommand(settings=consumer_of("points", "order", client_type=PUSH_CONSUMER)))
+        assert (await stream.read()).settings.subscription.fifo
+        [first] = await received(rocket, auto_renew=True)
+        assert [first.body, *(one.body for one in await received(rocket, auto_renew=True))] == [b"1", b"3"]
+        assert await received(rocket, auto_renew=True) == []
+        assert await acked(rocket, handle_of(first)) == ["OK", "OK"]
+        assert [one.body for one in await received(rocket, auto_renew=True)] == [b"2"]
+        # One that was told gets several, and so does a simple consumer, whose owner decides.
+        told = RocketClient(channel)
+        second, settings = await told.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        assert settings.subscription.fifo
+        for body in (b"4", b"5"):
+            await sent(rocket, message_of("order", body, message_type=FIFO, message_group="g3"))
+        assert [one.body for one in await received(told, auto_renew=True)] == [b"4", b"5"]
+        for body in (b"6", b"7"):
+            await sent(rocket, message_of("order", body, message_type=FIFO, message_group="g4"))
+        assert [one.body for one in await received(RocketClient(channel))] == [b"6", b"7"]
+        stream.cancel()
+        second.cancel()
+
+
+@pytest.mark.parametrize("topics", [("order", "billing"), ("billing", "order")])
+async def test_a_consumer_of_several_topics_is_ordered_if_one_of_them_is(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient, topics: tuple[str, str]
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key"}
+    assert (await client.put(f"/subscriptions/{NAME}", json=put)).status_code == 201
+    asked = consumer_of("points", topics[0], client_type=PUSH_CONSUMER)
+    asked.subscription.subscriptions.extend(consumer_of("points", topics[1]).subscription.subscriptions)
+    stream, settings = await RocketClient(gateway[1]).connect(asked)
+    assert settings.subscription.fifo
+    stream.cancel()
+
+
 async def test_a_subscription_with_another_destination_is_not_taken_over(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
 ) -> None:
