@@ -8,6 +8,7 @@ import asyncio
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.rocketmq.gateway_metrics import GatewayMetrics
+from app.rocketmq.listening import start_server
 
 HEAD_S, HEAD_MAX_BYTES = 5.0, 8192
 CONNECTIONS_MAX = 64
@@ -24,7 +25,7 @@ class OperationsServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD_MAX_BYTES)
+        self._server = await start_server(self._connected, host, port, limit=HEAD_MAX_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

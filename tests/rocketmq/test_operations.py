@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import re
+import socket
 from pathlib import Path
 from uuid import UUID
 
@@ -72,6 +74,28 @@ async def test_the_process_has_probes_and_metrics_on_a_port_of_their_own(tmp_pat
             assert found[series] == 1
         assert found['halfnote_rocketmq_clients{protocol="remoting"}'] == 1
         assert found['halfnote_rocketmq_api_requests_total{status="none"}'] >= 1
+    finally:
+        assert gateway.stop() == 0
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+async def test_every_port_of_all_addresses_takes_both_kinds(tmp_path: Path) -> None:
+    gateway = GatewayProcess(
+        tmp_path, "http://127.0.0.1:9", "--host", "::", "--remoting-port", "0", "--operations-port", "0"
+    )
+    await gateway.start()
+    try:
+        async with httpx.AsyncClient(trust_env=False) as operator:
+            for host in ("127.0.0.1", "[::1]"):
+                assert (await operator.get(f"http://{host}:{gateway.operations_port}/readyz")).status_code == 200
+        for host, port in (("127.0.0.1", gateway.port), ("::1", gateway.port), ("::1", gateway.remoting_port)):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+        peer = await RemotingPeer.connect(gateway.remoting_port)
+        route = json.loads((await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).body)
+        # A client of IPv4 is told an address as it writes them.
+        assert route["brokerDatas"][0]["brokerAddrs"] == {"0": f"127.0.0.1:{gateway.remoting_port}"}
+        await peer.close()
     finally:
         assert gateway.stop() == 0
 

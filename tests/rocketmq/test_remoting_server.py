@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame, encode
+from tests.support.certificates import Authority
 from tests.support.cli_runs import Run, run_alone
 from tests.support.gateway import BODY_LIMIT, GatewayProcess
 from tests.support.ports import free_port
@@ -93,6 +95,80 @@ async def test_connections_are_limited(client: httpx.AsyncClient) -> None:
         await refused.close()
         assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
         await peer.close()
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What a gateway with TLS has, and a client of it."""
+    authority = Authority(tmp_path / "ca")
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(*authority.issue("127.0.0.1").write(tmp_path / "tls"))
+    return own, ssl.create_default_context(cafile=authority.file)
+
+
+async def test_requests_over_tls_are_answered(
+    client: httpx.AsyncClient, certified: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    async with remoting_over(client._transport, tls=certified[0]) as (_, port):
+        peer = await RemotingPeer.connect(port, tls=certified[1])
+        assert (await peer.heartbeat(producers=("shop",))).code == ResultCode.SUCCESS
+        # More than fits into one record, in both directions.
+        body = bytes(range(256)) * 4000
+        assert (await peer.send(body)).code == ResultCode.SUCCESS
+        plain, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ROUTE)
+        with contextlib.suppress(ConnectionResetError):
+            # An alert of TLS, and the end.
+            await plain.read()
+        writer.close()
+        assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        await peer.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x16\x03\x01\x02"], ids=["nothing", "half a record"])
+async def test_a_slow_handshake_ends_the_connection(
+    client: httpx.AsyncClient, certified: tuple[ssl.SSLContext, ssl.SSLContext], content: bytes
+) -> None:
+    async with remoting_over(client._transport, tls=certified[0], arrives_s=0.2) as (gateway, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(content)
+        # Sooner than asyncio ends it, which is after a minute.
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        assert 'connections_refused_total{cause="slow"} 1.0' in gateway.metrics.exposition().decode()
+
+
+async def test_connections_within_their_handshake_count(
+    client: httpx.AsyncClient, certified: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    async with remoting_over(client._transport, tls=certified[0], connections=1) as (gateway, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(30):
+            while len(gateway._server) != 1:
+                await asyncio.sleep(0.01)
+            beyond, refused = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await beyond.read() == b""
+            refused.close()
+            writer.close()
+            while len(gateway._server):
+                await asyncio.sleep(0.01)
+        peer = await RemotingPeer.connect(port, tls=certified[1])
+        assert (await peer.heartbeat(producers=("shop",))).code == ResultCode.SUCCESS
+        # A gateway that stops ends a handshake too.
+        await peer.close()
+        async with asyncio.timeout(30):
+            while len(gateway._server):
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            while len(gateway._server) != 1:
+                await asyncio.sleep(0.01)
+            await gateway.stop()
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
 
 
 async def test_what_a_client_names_is_limited(client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import ssl
 import struct
 import time
 from base64 import b64encode
@@ -90,9 +91,11 @@ class RemotingPeer:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def connect(cls, port: int, access: tuple[str, str] | None = None) -> "RemotingPeer":
+    async def connect(
+        cls, port: int, access: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> "RemotingPeer":
         """Connect. `access`: an access key and its secret."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port), access)
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls), access)
 
     async def close(self) -> None:
         """End the connection."""
@@ -194,6 +197,7 @@ async def remoting_over(
     transport: httpx.AsyncBaseTransport | None,
     credentials: Credentials | None = None,
     url: str = "http://localhost",
+    tls: ssl.SSLContext | None = None,
     **limits: Any,
 ) -> AsyncIterator[tuple[RemotingGateway, int]]:
     """Run the gateway's remoting part in this loop; yield it, and its port. `limits`: other than LIMITS."""
@@ -201,7 +205,7 @@ async def remoting_over(
     api = HalfnoteApi(url, True, metrics, transport=transport)
     own = credentials or Credentials(None, ApiKeys(None, None))
     gateway = RemotingGateway(api, Subscriptions(api), own, replace(LIMITS, **limits), metrics)
-    port = await gateway.start("127.0.0.1", 0)
+    port = await gateway.start("127.0.0.1", 0, tls)
     try:
         yield gateway, port
     finally:

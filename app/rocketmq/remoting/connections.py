@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from app.rocketmq.gateway_metrics import GatewayMetrics
+from app.rocketmq.listening import local_address
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import FrameFault, RemotingFrame, decode, encode
 from app.rocketmq.remoting.remoting_clients import RemotingClient
@@ -43,7 +44,7 @@ class RemotingConnection:
         self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
         named = writer.get_extra_info("sockname") or ("", 0)
-        self._host: Host = (str(named[0]), int(named[1]))
+        self._host: Host = (local_address(str(named[0])), int(named[1]))
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(REQUESTS_MAX)

@@ -10,6 +10,7 @@ import structlog
 
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
+from app.rocketmq.listening import start_server
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode, remoting_refusal
 from app.rocketmq.remoting.connections import RemotingConnection
@@ -56,6 +57,8 @@ class RemotingServer:
         self._connections: set[RemotingConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
         edge, send = parts.pulling.edge, parts.producing.send
         self._handlers: dict[int, Handler] = {
             RequestCode.GET_ROUTE: parts.routes.route,
@@ -83,7 +86,8 @@ class RemotingServer:
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen; return the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
+        self._tls = tls
+        self._server = await start_server(self._connected, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -91,6 +95,8 @@ class RemotingServer:
         if self._server is None:
             return
         self._server.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
         for connection in list(self._connections):
             connection.abort()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -107,10 +113,33 @@ class RemotingServer:
             self._serving.add(serving)
             serving.add_done_callback(self._serving.discard)
         try:
-            await connection.serve(self._answer)
+            if self._tls is None or await self._has_begun_tls(writer, self._tls):
+                await connection.serve(self._answer)
         finally:
             self._connections.discard(connection)
             self._clients.disconnect(connection)
+
+    async def _has_begun_tls(self, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> bool:
+        """Begin TLS on a counted connection. asyncio's own server tells of one only after the handshake."""
+        handshake = asyncio.current_task()
+        assert handshake is not None
+        self._handshakes.add(handshake)
+        try:
+            await writer.start_tls(context, ssl_handshake_timeout=self._limits.arrives_s)
+        except ssl.SSLError:
+            self._metrics.connection_refused("frame")
+        except ConnectionAbortedError:
+            # What asyncio raises when the time is over.
+            self._metrics.connection_refused("slow")
+        except OSError:
+            # The client left.
+            pass
+        else:
+            return True
+        finally:
+            self._handshakes.discard(handshake)
+        writer.transport.abort()
+        return False
 
     async def _answer(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame:
         begun = time.monotonic()
