@@ -190,8 +190,12 @@ ROCKETMQ = (
         "app.rocketmq.renewals.TRIED_AGAIN_S",
         "seconds for which it is renewed after a settlement that was refused for now",
     ),
+    Limit("app.rocketmq.renewals.AT_ONCE", "requests by which a gateway renews messages at the same time"),
     Limit("app.rocketmq.clients.WAITING_MAX", "commands that wait for a client which does not read its stream"),
-    Limit("app.rocketmq.server.CALLS_MAX", "calls of clients that a gateway has at once"),
+    Limit(
+        "app.rocketmq.server.CALLS_PER_CONNECTION",
+        "calls of clients that a gateway has at once, for each of `--max-connections`, and 1,000 more",
+    ),
     Limit("app.rocketmq.server.STREAMS_MAX", "calls that one connection has at once; more of its calls wait"),
     Limit(
         "app.rocketmq.connection_limit.SPARE",

@@ -20,6 +20,7 @@ from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.open_files import raise_open_files
 from app.rocketmq.operations_server import OperationsServer
 from app.rocketmq.producing import Producing
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
@@ -34,12 +35,13 @@ log = structlog.get_logger(__name__)
 
 # A larger request ends with an error of gRPC's; a body above the limit, but below this, gets a status.
 REQUEST_ROOM_BYTES = 12 * 1024 * 1024
-CALLS_MAX = 10_000
 # A connection that has not begun to speak the protocol ends after this time.
 HANDSHAKE_MS = 20_000
 # A connection without a call ends after this time. A client has a stream of settings, which is a call.
 IDLE_MS = 120_000
 STREAMS_MAX = 1000
+# For each connection that the gateway takes: a stream of settings, and receives that wait, one for each topic.
+CALLS_PER_CONNECTION = 16
 # Calls may end in this time after a signal.
 GRACE_S = 5.0
 # The logger of gRPC, and its error when it cannot send an answer because the call has ended.
@@ -73,6 +75,7 @@ class CannotListen(Exception):
 async def serve_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotListen."""
     logging.getLogger(GRPC_LOGGER).addFilter(_without_ended_calls)
+    raise_open_files(options.limits.connections * (1 if options.remoting_port is None else 2))
     metrics = GatewayMetrics()
     operations = OperationsServer(metrics)
     api = HalfnoteApi(options.url, options.verify, metrics)
@@ -90,7 +93,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         options.limits,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
-    server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
+    server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=_calls_max(options.limits))
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, options)
     remoting = RemotingGateway(
@@ -136,6 +139,12 @@ def _without_ended_calls(record: logging.LogRecord) -> bool:
     itself, as with a request that is too large uncompressed: the handler then answers that no request came.
     """
     return record.exc_info is None or record.exc_info[0] is None or record.exc_info[0].__name__ != NOT_SENT
+
+
+def _calls_max(limits: RequestLimits) -> int:
+    """Return how many calls the process takes at once. gRPC refuses more, acknowledgements and heartbeats too."""
+    # One client may have all of its streams, however few connections there are.
+    return STREAMS_MAX + CALLS_PER_CONNECTION * limits.connections
 
 
 def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:

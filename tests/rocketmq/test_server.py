@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -113,6 +115,28 @@ async def test_it_starts_without_the_service_and_answers_that_it_is_away(tmp_pat
     finally:
         assert gateway.stop() == 0
     assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize(("connections", "warned"), [("4096", True), ("100", False)])
+async def test_the_limit_of_open_files_is_raised_and_a_low_one_is_said(
+    tmp_path: Path, connections: str, warned: bool
+) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9", "--max-connections", connections)
+    limited = 'ulimit -Sn 256 && ulimit -Hn 2000 && exec "$@"'
+    gateway._command = ["bash", "-c", limited, "bash", *gateway._command]
+    await gateway.start()
+    try:
+        assert gateway.process is not None
+        assert resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE) == (2000, 2000)
+        assert ("rocketmq_open_files_are_few" in gateway.log.read_text()) == warned
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_each_connection_may_have_a_stream_and_receives_and_one_all_of_its_streams() -> None:
+    for connections in (1, 4096):
+        calls = server._calls_max(replace(LIMITS, connections=connections))
+        assert calls >= max(server.STREAMS_MAX, 8 * connections)
 
 
 @pytest.mark.parametrize(
