@@ -24,6 +24,8 @@ LOOK_S = 5.0
 RENEWED_MOST_S = 3 * 3600.0
 # How long it renews after a settlement that was refused for now. Each further try begins this time again.
 TRIED_AGAIN_S = 60.0
+# Requests at the same time, so that one that hangs holds up no other subscription.
+AT_ONCE = 16
 
 
 class ConnectedConsumers(Protocol):
@@ -103,9 +105,22 @@ class Renewals:
                 del self._held[handle]
             elif one.until - now <= AHEAD_S and self._clients.get(one.client_id, one.keys) is not None:
                 due[one.subscription, one.keys, one.held_s].append(handle)
-        for (subscription, keys, held_s), handles in due.items():
-            for start in range(0, len(handles), 1000):
-                await self._extend(subscription, keys, handles[start : start + 1000], held_s, now)
+        free, begun = asyncio.Semaphore(AT_ONCE), time.monotonic()
+
+        async def extend(subscription: str, keys: ApiKeys, handles: list[str], held_s: float) -> None:
+            waits = free.locked()
+            async with free:
+                # Halfnote holds what is renewed later until later.
+                sent_at = now + time.monotonic() - begun if waits else now
+                await self._extend(subscription, keys, handles, held_s, sent_at)
+
+        await asyncio.gather(
+            *(
+                extend(subscription, keys, handles[start : start + 1000], held_s)
+                for (subscription, keys, held_s), handles in due.items()
+                for start in range(0, len(handles), 1000)
+            )
+        )
 
     async def _extend(self, subscription: str, keys: ApiKeys, handles: list[str], held_s: float, now: float) -> None:
         """Hold messages for longer. One that is not held any more is forgotten; one refused for now stays due."""

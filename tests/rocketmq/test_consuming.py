@@ -295,6 +295,50 @@ async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
     assert await acked(rocket, handle_of(second)) == ["INVALID_RECEIPT_HANDLE"] * 2
 
 
+class Hanging(httpx.AsyncBaseTransport):
+    """Halfnote, with some paths that get no answer before `goes_on`. `answered`: the paths of answered requests."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, *paths: str) -> None:
+        self._inner, self._paths = inner, paths
+        self.goes_on, self.answered = asyncio.Event(), list[str]()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path in self._paths:
+            await self.goes_on.wait()
+        answer = await self._inner.handle_async_request(request)
+        self.answered.append(request.url.path)
+        return answer
+
+
+@pytest.mark.parametrize("at_once", [16, 2])
+async def test_a_renewal_that_gets_no_answer_holds_up_no_other(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(renewals, "AT_ONCE", at_once)
+    halfnote = Hanging(client._transport, "/subscriptions/g0@order/extend")
+    async with gateway_over(halfnote) as (parts, channel):
+        streams = []
+        for number in range(4):
+            rocket = RocketClient(channel)
+            settings = consumer_of(f"g{number}", "order", client_type=PUSH_CONSUMER)
+            streams.append((await rocket.connect(settings))[0])
+            await sent(rocket, message_of("order", b"x"))
+            code, messages = await rocket.receive(receive_of(f"g{number}", "order", auto_renew=True))
+            assert (code, len(messages)) == (OK, 1)
+        due_at = time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1
+        renewing = asyncio.create_task(parts.renewals.renew(due_at))
+        renewed = {f"/subscriptions/g{number}@order/extend" for number in (1, 2, 3)}
+        async with asyncio.timeout(60):
+            while not renewed <= set(halfnote.answered):
+                await asyncio.sleep(0.01)
+        assert not renewing.done()
+        halfnote.goes_on.set()
+        await renewing
+        assert min(one.until for one in parts.renewals._held.values()) >= due_at + renewals.HELD_S
+        for stream in streams:
+            stream.cancel()
+
+
 async def test_what_a_push_consumer_holds_is_renewed_when_it_comes_back(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection
 ) -> None:
