@@ -111,7 +111,13 @@ class CheckClaims:
         now = time.monotonic()
         self._out = {one: until for one, until in self._out.items() if until > now}
         transaction_id = str(check.transaction_id)
-        client = self._producers.ask(group, keys, check)
+        try:
+            client = self._producers.ask(group, keys, check)
+        except Exception:
+            # A message that has no form for the client. The other checks of the claim go on; this one comes again.
+            log.exception("rocketmq_check_not_encoded", group=group, transaction_id=transaction_id)
+            self._metrics.check(self._protocol, "not_encoded")
+            return
         if client is None:
             # The producer left after the claim: the check comes again when the claim is over.
             self._metrics.check(self._protocol, "no_producer")

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, genera
 from app.observability.metric_families import SECONDS, Families
 
 Transport = Literal["grpc", "remoting"]
-CheckOutcome = Literal["sent", "no_producer"]
+CheckOutcome = Literal["sent", "no_producer", "not_encoded"]
 
 
 class GatewayMetrics:

@@ -18,6 +18,7 @@ from app.rocketmq.remoting.store_format import properties_text
 from app.rocketmq.remoting.transaction_places import transaction_at
 from app.runtime.state import Runtime
 from app.store.checkback.requests import ask_now
+from tests.conftest import assembled, client_of, settings_of
 from tests.support.keyed_services import made, start
 from tests.support.remoting import ONEWAY, RemotingPeer, read_messages, remoting_over
 
@@ -185,6 +186,36 @@ async def test_a_check_asks_the_producer_and_its_answer_decides(
     assert (await peer.call(RequestCode.END_TRANSACTION, end)).code == ResultCode.SUCCESS
     assert await verdicts(db) == {str(transaction): 1}
     assert await db.fetchval("select source from op") == 1
+
+
+async def test_a_check_that_has_no_form_for_the_client_holds_up_no_other(dsn: str) -> None:
+    settings = settings_of(dsn, headers_limit_bytes=65_536)
+    async with (
+        assembled(settings, dsn) as runtime,
+        client_of(runtime) as client,
+        remoting_over(client._transport) as (gateway, port),
+    ):
+        shape = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+        assert (await client.put("/producer-groups/shop", json=shape)).status_code == 201
+        halves = []
+        # The keys of the first have more bytes than the format of RocketMQ's messages has room for.
+        for keys in (json.dumps(["k" * 40_000]), '["k"]', '["k"]'):
+            message = {"topic": "order", "body": 1, "headers": {"rocketmq-keys": keys}}
+            half = {"producer_group": "shop", "messages": [message], "check": {"include_body": True}}
+            answer = await client.post("/half", json=half)
+            assert answer.status_code == 201, answer.text
+            halves.append(UUID(answer.json()["transaction_id"]))
+        for transaction in halves:
+            async with runtime.database.connection() as connection:
+                assert await ask_now(connection, transaction, runtime.clock.now())
+        peer = await RemotingPeer.connect(port)
+        assert (await peer.heartbeat(producers=("shop",))).code == ResultCode.SUCCESS
+        async with asyncio.timeout(60):
+            asked = [await peer.asked.get() for _ in range(2)]
+        assert {one.code for one in asked} == {RequestCode.CHECK_TRANSACTION_STATE}
+        counted = gateway.metrics.exposition().decode()
+        assert 'halfnote_rocketmq_checks_total{outcome="not_encoded",protocol="remoting"} 1.0' in counted
+        await peer.close()
 
 
 async def test_what_is_not_served_is_said(peer: RemotingPeer) -> None:
