@@ -91,8 +91,11 @@ def test_the_nightly_runs_end_after_the_program_that_they_stop(tmp_path: Path, n
     program.chmod(0o755)
     log.touch()
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    # For `date`, which adds this to its own clock: a time of the day could be over when the script reads it.
-    environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": "3 seconds", "HALFNOTE_ARCHIVE": ""}
+    # The time until the night is whole seconds, and passes at once here.
+    slept = tmp_path / "sleep"
+    slept.write_text('#!/bin/bash\n[[ $1 == *.* ]] || set -- 1\nexec /bin/sleep "$1"\n')
+    slept.chmod(0o755)
+    environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": "01:17", "HALFNOTE_ARCHIVE": ""}
     nightly = subprocess.Popen([str(IMAGES / "nightly")], env=environment, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
@@ -105,6 +108,18 @@ def test_the_nightly_runs_end_after_the_program_that_they_stop(tmp_path: Path, n
     finally:
         nightly.kill()
         nightly.wait()
+
+
+@pytest.mark.parametrize("at", ["25:00", "01.17", "tomorrow", "3 seconds", "01:17 ", "midnight"])
+def test_a_wrong_time_of_the_nightly_runs_is_said_before_the_first(tmp_path: Path, at: str) -> None:
+    program, log = tmp_path / "halfnote", tmp_path / "log"
+    program.write_text('#!/bin/bash\necho "$1" >> "$LOG"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": at, "HALFNOTE_ARCHIVE": ""}
+    ran = subprocess.run([str(IMAGES / "nightly")], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, "NIGHTLY_AT is a time of the day" in ran.stderr) == (2, True)
+    assert not log.exists()
 
 
 def test_the_nightly_runs_end_at_once_between_two_nights(tmp_path: Path) -> None:
