@@ -217,6 +217,8 @@ ROCKETMQ = (
         "characters of a remoting client's pull: its fields, their names and its remark",
     ),
     Limit("app.rocketmq.remoting.connections.UNREAD_MAX_BYTES", "bytes that wait for a remoting client"),
+    Limit("app.rocketmq.remoting.connections.UNREAD_S", "seconds in which it takes an answer"),
+    Limit("app.rocketmq.buffers.SMALL_BYTES", "bytes of a request that counts as small for `--max-buffered-bytes`"),
     Limit("app.rocketmq.remoting.sent_messages.MESSAGES_MAX", "messages of a remoting client's batch"),
     Limit("app.rocketmq.remoting.pulling.BATCH_MAX", "messages that one pull brings"),
     Limit("app.rocketmq.remoting.pulling.HELD_MAX", "messages of a queue that a remoting client holds"),

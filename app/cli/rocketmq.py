@@ -23,7 +23,9 @@ TOPICS = 1000
 SETTINGS_BYTES = 1024 * 1024
 SETTINGS_PER_MINUTE = 60
 # gRPC has numbers of 32 bits.
-LARGEST_BYTES, MOST = 256 * 1024 * 1024, 1_000_000
+LARGEST_BYTES, LARGEST_MEMORY, MOST = 256 * 1024 * 1024, 2**40, 1_000_000
+# With the program itself, about four times as much is below 512 MiB.
+BUFFERED_BYTES = 64 * 1024 * 1024
 
 Host = Annotated[str, typer.Option(help="the address to listen on")]
 Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
@@ -85,6 +87,15 @@ SettingsBytes = Annotated[
 SettingsPerMinute = Annotated[
     int, typer.Option(help="how often in a minute a RocketMQ 5 client may send its settings", min=1, max=MOST)
 ]
+BufferedBytes = Annotated[
+    int,
+    typer.Option(
+        help="bytes of requests and claimed messages that the gateway holds at once; its memory is about four times as "
+        "much, and more of them wait",
+        min=1024 * 1024,
+        max=LARGEST_MEMORY,
+    ),
+]
 
 
 def rocketmq(
@@ -100,6 +111,7 @@ def rocketmq(
     max_topics: Topics = TOPICS,
     max_settings_bytes: SettingsBytes = SETTINGS_BYTES,
     max_settings_per_minute: SettingsPerMinute = SETTINGS_PER_MINUTE,
+    max_buffered_bytes: BufferedBytes = BUFFERED_BYTES,
     remoting_port: RemotingPort = None,
     remoting_address: RemotingAddress = None,
     operations_port: OperationsPort = None,
@@ -145,6 +157,7 @@ def rocketmq(
             max_topics,
             max_settings_bytes,
             max_settings_per_minute,
+            max_buffered_bytes,
         ),
         certificate=certificate,
         remoting_port=remoting_port,

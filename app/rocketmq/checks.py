@@ -93,8 +93,7 @@ class CheckClaims:
         started, pause_s = True, FAILED_S
         while True:
             try:
-                for check in await self._claimed(group, keys, started=started):
-                    self._ask(group, keys, check)
+                await self._claim_once(group, keys, started=started)
             except Exception as error:
                 self._note(group, error)
                 await asyncio.sleep(pause_s)
@@ -102,10 +101,16 @@ class CheckClaims:
             else:
                 started, pause_s = False, FAILED_S
 
-    async def _claimed(self, group: str, keys: ApiKeys, *, started: bool) -> list[ClaimedOrphan]:
+    async def _claim_once(self, group: str, keys: ApiKeys, *, started: bool) -> None:
         wanted = {"max": CHECKS_MAX, "invisible_s": ANSWER_S, "wait_s": WAIT_S, "started": started}
         path = path_of("producer-groups", group, "checks", "claim")
-        return read_checks(await self._api.post(path, keys.producer, wanted, wait_s=WAIT_S)).checks
+        buffered = self._api.buffers.part()
+        try:
+            answer = await self._api.claim(path, keys.producer, wanted, wait_s=WAIT_S, buffered=buffered)
+            for check in read_checks(answer).checks:
+                self._ask(group, keys, check)
+        finally:
+            buffered.release()
 
     def _ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> None:
         now = time.monotonic()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from app.rocketmq.buffers import BufferedBytes
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
@@ -33,21 +34,22 @@ class Claiming:
     """
 
     def __init__(self, api: HalfnoteApi, subscriptions: Subscriptions) -> None:
-        self._api, self._subscriptions = api, subscriptions
+        self._api, self._subscriptions, self.buffers = api, subscriptions, api.buffers
         self.held_s = HELD_S
         self._most = sys.maxsize
         self._give_backs: set[asyncio.Task[None]] = set()
 
     async def claim(
-        self, name: str, keys: ApiKeys, *, most: int, held_s: float | None, wait_s: float
+        self, name: str, keys: ApiKeys, *, most: int, held_s: float | None, wait_s: float, buffered: BufferedBytes
     ) -> Sequence[ClaimedDelivery]:
         """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
 
         Without `held_s` the caller renews them, and they are held for the `held_s` of this object. What a caller
-        that is canceled does not get comes again at once. One that is canceled while it waits gets nothing.
+        that is canceled does not get comes again at once. One that is canceled while it waits gets nothing. The answer
+        is a part of `buffered`, which the caller releases when the client has the messages.
         """
         begun = time.monotonic()
-        claiming = asyncio.create_task(self._claim(name, keys, most, held_s, wait_s))
+        claiming = asyncio.create_task(self._claim(name, keys, most, held_s, wait_s, buffered))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -55,11 +57,11 @@ class Claiming:
                 # Its request ends. One that goes on would take a message that comes now, and use up an attempt of it.
                 claiming.cancel()
             else:
-                self._in_background(self._give_back_claimed(claiming, name, keys))
+                self._in_background(self._give_back_claimed(claiming, name, keys, buffered))
             raise
 
     async def _claim(
-        self, name: str, keys: ApiKeys, most: int, held_s: float | None, wait_s: float
+        self, name: str, keys: ApiKeys, most: int, held_s: float | None, wait_s: float, buffered: BufferedBytes
     ) -> Sequence[ClaimedDelivery]:
         path = path_of("subscriptions", name, "claim")
         while True:
@@ -67,7 +69,7 @@ class Claiming:
             seconds = self.held_s if held_s is None else held_s
             content = {"max": at_most, "invisible_s": seconds, "wait_s": wait_s}
             try:
-                answer = await self._api.post(path, keys.subscriber, content, wait_s=wait_s)
+                answer = await self._api.claim(path, keys.subscriber, content, wait_s=wait_s, buffered=buffered)
             except CallRefused as refused:
                 if refused.slug in ("subscription-unknown", "not-pulled"):
                     self._subscriptions.forget(name, keys)
@@ -122,12 +124,20 @@ class Claiming:
             await self.settle(name, keys, "nack", handles, error=why, **after)
 
     async def _give_back_claimed(
-        self, claiming: "asyncio.Task[Sequence[ClaimedDelivery]]", name: str, keys: ApiKeys
+        self,
+        claiming: "asyncio.Task[Sequence[ClaimedDelivery]]",
+        name: str,
+        keys: ApiKeys,
+        buffered: BufferedBytes,
     ) -> None:
         """Give back what a claim still gets whose consumer is gone."""
         await asyncio.wait([claiming], timeout=ANSWERED_BY_S)
         claiming.cancel()
         with contextlib.suppress(CallRefused, asyncio.CancelledError):
-            handles = [one.handle for one in await claiming]
+            try:
+                handles = [one.handle for one in await claiming]
+            finally:
+                # The caller has released what it knew of.
+                buffered.release()
             if handles:
                 await self._give_back(name, keys, handles, "the consumer left before it got the message", 0)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
+from app.rocketmq.buffers import BufferedBytes
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
@@ -43,11 +45,23 @@ class Consuming:
         self, claiming: Claiming, clients: ConnectedClients, subscriptions: Subscriptions, renewals: Renewals
     ) -> None:
         self._claiming, self._clients, self._subscriptions, self._renewals = claiming, clients, subscriptions, renewals
+        self._buffers = claiming.buffers
 
     async def receive(
         self, request: ReceiveMessageRequest, call: ClientCall
     ) -> AsyncGenerator[ReceiveMessageResponse, None]:
         """Yield a status, then the messages. Raises CallRefused before the first."""
+        buffered = self._buffers.part()
+        try:
+            async with aclosing(self._received(request, call, buffered)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            buffered.release()
+
+    async def _received(
+        self, request: ReceiveMessageRequest, call: ClientCall, buffered: BufferedBytes
+    ) -> AsyncGenerator[ReceiveMessageResponse, None]:
         resource = request.message_queue.topic
         topic = topic_of(resource)
         name = subscription_of(request.group, topic)
@@ -60,6 +74,7 @@ class Consuming:
             most=1 if one_by_one else min(max(request.batch_size, 1), BATCH_MAX),
             held_s=wanted_s,
             wait_s=_poll_s(request, call.left_s),
+            buffered=buffered,
         )
         if not claimed:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))

@@ -40,6 +40,9 @@ class GatewayMetrics:
             "Messages out to push consumers now, which are renewed while these are connected",
             "protocol",
         )
+        self._buffered = gauge(
+            "rocketmq_buffered_bytes", "Bytes of requests and claimed messages that the gateway holds now"
+        )
         self._api_requests = counter(
             "rocketmq_api_requests", "Requests of the gateway to Halfnote, by the status; none: no answer", "status"
         )
@@ -78,6 +81,10 @@ class GatewayMetrics:
         self._clients.labels(protocol).set_function(clients)
         self._checks_out.labels(protocol).set_function(checks)
         self._held.labels(protocol).set_function(held)
+
+    def watch_buffered(self, held: Callable[[], int]) -> None:
+        """Show how many bytes are held, read when the metrics are."""
+        self._buffered.set_function(held)
 
     def exposition(self) -> bytes:
         """Return the text that Prometheus reads."""

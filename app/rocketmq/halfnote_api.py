@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from app.rocketmq.buffers import BufferedBytes, Buffers
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.protocol.definition_pb2 import Code
 from app.rocketmq.refusals import CallRefused, refusal_of
@@ -14,6 +15,8 @@ from app.rocketmq.refusals import CallRefused, refusal_of
 CONNECT_S = 3.0
 # How long an answer may take, beside the time that a claim waits.
 ANSWER_S = 10.0
+# What an answer of unknown length counts: the most bodies of a claim, in base64, with their fields.
+UNKNOWN_BYTES = 12 * 1024 * 1024
 
 
 class HalfnoteApi:
@@ -24,10 +27,11 @@ class HalfnoteApi:
         url: str,
         verify: ssl.SSLContext | bool,
         metrics: GatewayMetrics,
+        buffers: Buffers,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url, self._metrics = url, metrics
+        self.url, self.buffers, self._metrics = url, buffers, metrics
         # A waiting claim holds its connection, so their number is not limited here. No proxy from the environment: the
         # service is in this network.
         self._http = httpx.AsyncClient(
@@ -42,26 +46,47 @@ class HalfnoteApi:
         """Close the connections."""
         await self._http.aclose()
 
-    async def post(self, path: str, key: str | None, content: dict[str, Any], *, wait_s: float = 0) -> bytes:
-        """Return the answer's body. `wait_s`: how long the request waits for something to claim."""
-        return await self.call("POST", path, key, content, wait_s=wait_s)
+    async def post(self, path: str, key: str | None, content: dict[str, Any]) -> bytes:
+        """Return the answer's body."""
+        return await self.call("POST", path, key, content)
+
+    async def claim(
+        self, path: str, key: str | None, content: dict[str, Any], *, wait_s: float, buffered: BufferedBytes
+    ) -> bytes:
+        """Claim, and wait up to `wait_s` for something to claim; return the answer's body.
+
+        It is read when there is room for it among what the gateway holds, and is a part of `buffered` then.
+        """
+        return await self.call("POST", path, key, content, wait_s=wait_s, buffered=buffered)
 
     async def call(
-        self, method: str, path: str, key: str | None, content: dict[str, Any] | None = None, *, wait_s: float = 0
+        self,
+        method: str,
+        path: str,
+        key: str | None,
+        content: dict[str, Any] | None = None,
+        *,
+        wait_s: float = 0,
+        buffered: BufferedBytes | None = None,
     ) -> bytes:
         """Return the answer's body."""
         begun = time.monotonic()
+        request = self._http.build_request(
+            method,
+            path,
+            content=None if content is None else json.dumps(content).encode(),
+            headers={
+                # The length of an answer is then that of what is held.
+                "accept-encoding": "identity",
+                **({} if content is None else {"content-type": "application/json"}),
+                **({"authorization": f"Bearer {key}"} if key else {}),
+            },
+            timeout=httpx.Timeout(ANSWER_S + wait_s, connect=CONNECT_S),
+        )
         try:
-            answer = await self._http.request(
-                method,
-                path,
-                content=None if content is None else json.dumps(content).encode(),
-                headers={
-                    **({} if content is None else {"content-type": "application/json"}),
-                    **({"authorization": f"Bearer {key}"} if key else {}),
-                },
-                timeout=httpx.Timeout(ANSWER_S + wait_s, connect=CONNECT_S),
-            )
+            answer = await self._http.send(request, stream=buffered is not None)
+            if buffered is not None:
+                await _read(answer, buffered)
         except httpx.HTTPError as error:
             self._metrics.api("none", None)
             raise CallRefused(
@@ -73,6 +98,16 @@ class HalfnoteApi:
         if not answer.is_success:
             raise refusal_of(answer.status_code, _problem(answer))
         return answer.content
+
+
+async def _read(answer: httpx.Response, buffered: BufferedBytes) -> None:
+    try:
+        if answer.is_success:
+            length = answer.headers.get("content-length", "")
+            await buffered.answer(int(length) if length.isdecimal() else UNKNOWN_BYTES)
+        await answer.aread()
+    finally:
+        await answer.aclose()
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

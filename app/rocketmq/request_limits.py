@@ -9,7 +9,8 @@ class RequestLimits:
 
     `body_bytes`: of one message. `arrives_s`: seconds from the beginning of a request to its last byte. `connections`:
     of each port. `topics`: that a client may name as producer and consumer. `settings_bytes`: of one message of a
-    stream of settings. `settings_per_minute`: messages of one such stream.
+    stream of settings. `settings_per_minute`: messages of one such stream. `buffered_bytes`: of requests and claimed
+    messages of all clients together.
     """
 
     body_bytes: int
@@ -18,3 +19,4 @@ class RequestLimits:
     topics: int
     settings_bytes: int
     settings_per_minute: int
+    buffered_bytes: int

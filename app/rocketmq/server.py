@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from app.rocketmq.buffers import Buffers
 from app.rocketmq.checks import CheckClaims
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
@@ -78,7 +79,9 @@ async def serve_gateway(options: GatewayOptions) -> None:
     raise_open_files(options.limits.connections * (1 if options.remoting_port is None else 2))
     metrics = GatewayMetrics()
     operations = OperationsServer(metrics)
-    api = HalfnoteApi(options.url, options.verify, metrics)
+    buffers = Buffers(options.limits.buffered_bytes)
+    metrics.watch_buffered(lambda: buffers.held)
+    api = HalfnoteApi(options.url, options.verify, metrics, buffers)
     clients = ConnectedClients()
     checks = CheckClaims(api, clients, metrics, "grpc")
     clients.on_change = checks.adjust
@@ -91,6 +94,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
         Consuming(claiming, clients, subscriptions, renewals),
         options.limits,
+        buffers,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
     server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=_calls_max(options.limits))

@@ -11,6 +11,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtocolMessage
 
+from app.rocketmq.buffers import Buffers
 from app.rocketmq.calls import CallContext, ClientCall, client_call
 from app.rocketmq.connection_limit import ConnectionLimit
 from app.rocketmq.consuming import Consuming
@@ -70,8 +71,9 @@ class MessagingService:
         producing: Producing,
         consuming: Consuming,
         limits: RequestLimits,
+        buffers: Buffers,
     ) -> None:
-        self._credentials, self._metrics, self._limits = credentials, metrics, limits
+        self._credentials, self._metrics, self._limits, self._buffers = credentials, metrics, limits, buffers
         self._sessions, self._consuming = sessions, consuming
         self.connections = ConnectionLimit(limits.connections)
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -150,7 +152,8 @@ class MessagingService:
                 with self._admitted(context) as call:
                     content = await self._arrived(context)
                     begun = time.monotonic()
-                    answered = await method(_parsed(request_type, content), call)
+                    with self._held(len(content)):
+                        answered = await method(_parsed(request_type, content), call)
             except CallRefused as refused:
                 answered = refused_with(status=refused.status)
             except Exception:
@@ -169,6 +172,20 @@ class MessagingService:
         """Yield who calls, and count the connection meanwhile. Raises CallRefused."""
         with self.connections.call(context.peer()):
             yield client_call(context, self._credentials)
+
+    @contextmanager
+    def _held(self, size: int) -> Iterator[None]:
+        """Count a request that has arrived while it is answered. Raises CallRefused if there is no room for it."""
+        buffered = self._buffers.part()
+        if not buffered.request_now(size):
+            raise CallRefused(
+                Code.TOO_MANY_REQUESTS,
+                "This gateway holds as many bytes of requests as it may (--max-buffered-bytes). Try again.",
+            )
+        try:
+            yield
+        finally:
+            buffered.release()
 
     async def _arrived(self, context: RequestContext) -> bytes:
         """Return the next request of a call. Raises CallRefused if it does not arrive in time."""

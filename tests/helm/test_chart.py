@@ -180,6 +180,7 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("rocketmq/maxTopics", 0),
         ("rocketmq/maxSettingsBytes", 0.5),
         ("rocketmq/maxSettingsPerMinute", 0),
+        ("rocketmq/maxBufferedBytes", 1000),
         ("rocketmq/service/remotingPort", 70000),
         ("rocketmq/podLabels", {"app.kubernetes.io/component": "web"}),
         ("prometheusRule/disabled", ["Other"]),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.rocketmq.buffers import Buffers
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.connection_limit import SPARE, ConnectionLimit
@@ -142,7 +143,7 @@ async def test_settings_wait_for_a_client_that_does_not_read() -> None:
             read.append(number)
             yield TelemetryCommand(settings=producer_of(f"order{number}"))
 
-    api = HalfnoteApi(NO_SERVICE, True, GatewayMetrics())
+    api = HalfnoteApi(NO_SERVICE, True, GatewayMetrics(), Buffers(LIMITS.buffered_bytes))
     sessions = ClientSessions(ConnectedClients(), Subscriptions(api), LIMITS)
     answers = sessions.telemetry(commands(), ClientCall("c", ApiKeys(None, None), None))
     for number in range(3):

@@ -18,6 +18,7 @@ import grpc.aio
 import httpx
 from google.protobuf.message import Message as ProtocolMessage
 
+from app.rocketmq.buffers import Buffers
 from app.rocketmq.checks import CheckClaims
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
@@ -47,6 +48,7 @@ LIMITS = RequestLimits(
     topics=1000,
     settings_bytes=1024 * 1024,
     settings_per_minute=60,
+    buffered_bytes=64 * 1024 * 1024,
 )
 
 
@@ -213,7 +215,8 @@ class GatewayInProcess:
         self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str, limits: RequestLimits
     ) -> None:
         self.metrics = GatewayMetrics()
-        self.api = HalfnoteApi(url, True, self.metrics, transport=transport)
+        self.buffers = Buffers(limits.buffered_bytes)
+        self.api = HalfnoteApi(url, True, self.metrics, self.buffers, transport=transport)
         self.clients = ConnectedClients()
         self.checks = CheckClaims(self.api, self.clients, self.metrics, "grpc")
         self.clients.on_change = self.checks.adjust
@@ -233,6 +236,7 @@ class GatewayInProcess:
             Producing(Storing(self.api, self.checks), self.clients, self.checks, limits.body_bytes),
             Consuming(self.claiming, self.clients, subscriptions, self.renewals),
             limits,
+            self.buffers,
         )
         self.connections = service.connections
         self._server = grpc.aio.server()

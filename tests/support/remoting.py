@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import httpx
 
+from app.rocketmq.buffers import Buffers
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
@@ -202,9 +203,10 @@ async def remoting_over(
 ) -> AsyncIterator[tuple[RemotingGateway, int]]:
     """Run the gateway's remoting part in this loop; yield it, and its port. `limits`: other than LIMITS."""
     metrics = GatewayMetrics()
-    api = HalfnoteApi(url, True, metrics, transport=transport)
+    used = replace(LIMITS, **limits)
+    api = HalfnoteApi(url, True, metrics, Buffers(used.buffered_bytes), transport=transport)
     own = credentials or Credentials(None, ApiKeys(None, None))
-    gateway = RemotingGateway(api, Subscriptions(api), own, replace(LIMITS, **limits), metrics)
+    gateway = RemotingGateway(api, Subscriptions(api), own, used, metrics)
     port = await gateway.start("127.0.0.1", 0, tls)
     try:
         yield gateway, port

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from app.rocketmq.buffers import BufferedBytes, Buffers
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.listening import local_address
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
@@ -30,16 +31,24 @@ PULL_MAX_CHARACTERS = 16 * 1024
 # Bytes that wait for a client which does not read.
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
 
-Answer = Callable[[RemotingFrame, "RemotingConnection"], Awaitable[RemotingFrame]]
+# A client takes an answer within this time. RocketMQ's consumers drop one of a pull after 30 s.
+UNREAD_S = 60.0
+
+Answer = Callable[[RemotingFrame, "RemotingConnection", BufferedBytes], Awaitable[RemotingFrame]]
 
 
 class RemotingConnection:
     """One connection. `client` is known from its heartbeat on."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: RequestLimits, metrics: GatewayMetrics
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limits: RequestLimits,
+        metrics: GatewayMetrics,
+        buffers: Buffers,
     ) -> None:
-        self._reader, self._writer, self._metrics = reader, writer, metrics
+        self._reader, self._writer, self._metrics, self._buffers = reader, writer, metrics, buffers
         self._frame_limit, self._arrives_s = limits.body_bytes + FRAME_ROOM_BYTES, limits.arrives_s
         self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
@@ -68,9 +77,7 @@ class RemotingConnection:
         if self._writer.is_closing():
             return False
         if self._is_unread:
-            log.warning("rocketmq_client_does_not_read", client=self._name())
-            self._metrics.connection_refused("unread")
-            self.abort()
+            self._end_unread()
             return False
         self._writer.write(encode(frame))
         return True
@@ -85,15 +92,18 @@ class RemotingConnection:
         within_s = self._arrives_s
         try:
             while True:
-                frame = await self._read(within_s)
+                buffered = self._buffers.part()
+                frame = await self._read(within_s, buffered)
                 within_s = IDLE_S
                 if frame.is_answer:
-                    continue
-                if frame.code == RequestCode.PULL_MESSAGE:
-                    self._begin_pull(frame, answer)
+                    buffered.release()
+                elif frame.code == RequestCode.PULL_MESSAGE:
+                    # Pulls that wait have a limit of their own.
+                    buffered.release()
+                    self._begin_pull(frame, answer, buffered)
                 else:
                     await self._free.acquire()
-                    self._begin(frame, answer).add_done_callback(lambda _: self._free.release())
+                    self._begin(frame, answer, buffered).add_done_callback(lambda _: self._free.release())
         except (asyncio.IncompleteReadError, ConnectionError):
             # The client left.
             pass
@@ -109,21 +119,29 @@ class RemotingConnection:
                 pull.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read(self, within_s: float) -> RemotingFrame:
+    async def _read(self, within_s: float, buffered: BufferedBytes) -> RemotingFrame:
         async with asyncio.timeout(within_s):
             length = int.from_bytes(await self._reader.readexactly(4), "big")
         if not 4 <= length <= self._frame_limit:
             raise FrameFault(f"a frame of {length} bytes; {self._frame_limit} are the most")
-        async with asyncio.timeout(self._arrives_s):
-            return decode(await self._reader.readexactly(length))
+        # The client sends no more meanwhile: what is not read stays in its own system.
+        await buffered.request(length)
+        try:
+            async with asyncio.timeout(self._arrives_s):
+                return decode(await self._reader.readexactly(length))
+        except BaseException:
+            buffered.release()
+            raise
 
-    def _begin(self, frame: RemotingFrame, answer: Answer) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._answer(frame, answer))
+    def _begin(self, frame: RemotingFrame, answer: Answer, buffered: BufferedBytes) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._answer(frame, answer, buffered))
+        # Also one that is canceled before it begins.
+        task.add_done_callback(lambda _: buffered.release())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _begin_pull(self, frame: RemotingFrame, answer: Answer) -> None:
+    def _begin_pull(self, frame: RemotingFrame, answer: Answer, buffered: BufferedBytes) -> None:
         if frame.body or _characters(frame) > PULL_MAX_CHARACTERS:
             text = f"A pull has no body, and at most {PULL_MAX_CHARACTERS:,} characters in its fields."
             self._refuse_pull(frame, ResultCode.SYSTEM_ERROR, text)
@@ -138,7 +156,7 @@ class RemotingConnection:
             )
             self._refuse_pull(frame, ResultCode.SYSTEM_BUSY, text)
         else:
-            task = self._begin(frame, answer)
+            task = self._begin(frame, answer, buffered)
             self._pulls.add(task)
             task.add_done_callback(self._pulls.discard)
 
@@ -147,10 +165,23 @@ class RemotingConnection:
         if not frame.wants_no_answer:
             self.send(frame.answered(code, text))
 
-    async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:
-        answered = await answer(frame, self)
-        if not frame.wants_no_answer:
-            self.send(answered)
+    async def _answer(self, frame: RemotingFrame, answer: Answer, buffered: BufferedBytes) -> None:
+        answered = await answer(frame, self, buffered)
+        if frame.wants_no_answer or not self.send(answered):
+            return
+        # It is held until the client has taken it.
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._writer.drain()
+        except TimeoutError:
+            self._end_unread()
+        except ConnectionError:
+            pass
+
+    def _end_unread(self) -> None:
+        log.warning("rocketmq_client_does_not_read", client=self._name())
+        self._metrics.connection_refused("unread")
+        self.abort()
 
     def _name(self) -> str:
         return self.client.client_id if self.client is not None else "unknown"

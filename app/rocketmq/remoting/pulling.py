@@ -125,6 +125,7 @@ class Pulling:
             most=min(max(call.number("maxMsgNums", BATCH_MAX), 1), BATCH_MAX, HELD_MAX - len(queue)),
             held_s=None,
             wait_s=min(wait_s, POLL_HOLDING_S) if len(queue) else wait_s,
+            buffered=call.buffered,
         )
         if not claimed:
             return _nothing(call, offset)

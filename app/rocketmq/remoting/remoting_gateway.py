@@ -35,7 +35,7 @@ class RemotingGateway:
         metrics: GatewayMetrics,
         addresses: Sequence[str] = (),
     ) -> None:
-        self.metrics = metrics
+        self.metrics, self.buffers = metrics, api.buffers
         self.clients = RemotingClients()
         self.checks = CheckClaims(api, self.clients, metrics, "remoting")
         self.clients.on_change = self.checks.adjust
@@ -49,7 +49,7 @@ class RemotingGateway:
             sending_back,
             RemotingProducing(Storing(api, self.checks), sending_back, self.checks, limits.body_bytes),
         )
-        self._server = server = RemotingServer(credentials, metrics, self.clients, parts, limits)
+        self._server = server = RemotingServer(credentials, metrics, self.clients, parts, limits, api.buffers)
         metrics.watch(
             "remoting",
             clients=lambda: len(server),

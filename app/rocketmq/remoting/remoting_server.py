@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from app.rocketmq.buffers import BufferedBytes, Buffers
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.listening import start_server
@@ -51,9 +52,10 @@ class RemotingServer:
         clients: RemotingClients,
         parts: RemotingParts,
         limits: RequestLimits,
+        buffers: Buffers,
     ) -> None:
         self._credentials, self._metrics, self._clients = credentials, metrics, clients
-        self._limits = limits
+        self._limits, self._buffers = limits, buffers
         self._connections: set[RemotingConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -107,7 +109,7 @@ class RemotingServer:
             self._metrics.connection_refused("too_many")
             writer.transport.abort()
             return
-        connection = RemotingConnection(reader, writer, self._limits, self._metrics)
+        connection = RemotingConnection(reader, writer, self._limits, self._metrics, self._buffers)
         self._connections.add(connection)
         if (serving := asyncio.current_task()) is not None:
             self._serving.add(serving)
@@ -141,9 +143,11 @@ class RemotingServer:
         writer.transport.abort()
         return False
 
-    async def _answer(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame:
+    async def _answer(
+        self, frame: RemotingFrame, connection: RemotingConnection, buffered: BufferedBytes
+    ) -> RemotingFrame:
         begun = time.monotonic()
-        answer = await self._answered(frame, connection)
+        answer = await self._answered(frame, connection, buffered)
         # Codes that clients invent count as one.
         method = RequestCode(frame.code).name if frame.code in self._handlers else "OTHER"
         waits = frame.code == RequestCode.PULL_MESSAGE
@@ -151,7 +155,9 @@ class RemotingServer:
         self._metrics.answered("remoting", method, code, None if waits else time.monotonic() - begun)
         return answer
 
-    async def _answered(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame:
+    async def _answered(
+        self, frame: RemotingFrame, connection: RemotingConnection, buffered: BufferedBytes
+    ) -> RemotingFrame:
         handler = self._handlers.get(frame.code)
         if handler is None:
             return frame.answered(
@@ -159,7 +165,7 @@ class RemotingServer:
             )
         try:
             keys = keys_of_request(frame, self._credentials)
-            return await handler(RemotingCall(frame, connection, keys))
+            return await handler(RemotingCall(frame, connection, keys, buffered))
         except CallRefused as refused:
             answer = _refused(frame, remoting_refusal(refused))
         except RemotingRefused as refused:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from app.rocketmq.buffers import BufferedBytes
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
@@ -20,11 +21,12 @@ class IdentifiedConnection(ClientConnection, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemotingCall:
-    """A request, who sent it, and with which rights."""
+    """A request, who sent it, with which rights, and what it and its answer hold of the gateway's memory."""
 
     frame: RemotingFrame
     connection: IdentifiedConnection
     keys: ApiKeys
+    buffered: BufferedBytes
 
     def text(self, name: str) -> str:
         """Return a field that must be there. Raises RemotingRefused."""
