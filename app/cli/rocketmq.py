@@ -1,6 +1,7 @@
 """`halfnote rocketmq`: the gateway for RocketMQ's clients."""
 
 import asyncio
+import os
 import re
 import ssl
 from pathlib import Path
@@ -131,6 +132,12 @@ def rocketmq(
             raise
         raise Refusal("RocketMQ clients need gRPC: pip install 'halfnote-server[rocketmq]'", code=WRONG_USAGE) from None
     key = own_key()
+    if credentials is None and key is None and "HALFNOTE_API_KEY" in os.environ:
+        raise Refusal(
+            "HALFNOTE_API_KEY is empty. Set the API key of RocketMQ clients (ROCKETMQ_KEY in the .env of the compose "
+            "file), or give --credentials.",
+            code=WRONG_USAGE,
+        )
     try:
         known = None if credentials is None else read_credentials(credentials)
     except CredentialsFault as fault:

@@ -59,7 +59,7 @@ class Buffers:
     """The budgets of the process. Half is for claimed messages, and a quarter each for large and small requests.
 
     So heartbeats and acknowledgements go on while large messages wait, and producers while consumers read slowly.
-    Nobody who holds a part of one budget waits for another part of it, so none waits forever.
+    A caller that holds a part of one budget waits for no other part of it, so none waits forever.
     """
 
     def __init__(self, most: int) -> None:

@@ -74,6 +74,8 @@ def test_rocketmq_clients_of_this_machine_alone_reach_the_gateway_and_its_route_
     assert ports == {8081: "127.0.0.1:8081", 9876: "127.0.0.1:9876"}
     assert f"--remoting-address={ports[9876]}" in gateway["command"]
     assert gateway["environment"]["HALFNOTE_API_KEY"] == "hn_shop"
+    # Clients have no rights of the admin by default: the gateway refuses an empty key.
+    assert project(tmp_path, "rocketmq")["services"]["rocketmq"]["environment"]["HALFNOTE_API_KEY"] == ""
     assert gateway["depends_on"]["api"]["condition"] == "service_healthy"
 
 

@@ -144,7 +144,10 @@ def database() -> Iterator[str]:
 async def profile(tmp_path: Path, database: str) -> AsyncIterator[Profile]:
     api, worker, grpc, remoting, operations = (str(free_port()) for _ in range(5))
     services = services_of(
-        POSTGRES_PASSWORD=PASSWORD, ADMIN_KEY=ADMIN, ROCKETMQ_REMOTING_ADDRESS=f"127.0.0.1:{remoting}"
+        POSTGRES_PASSWORD=PASSWORD,
+        ADMIN_KEY=ADMIN,
+        ROCKETMQ_KEY=ADMIN,
+        ROCKETMQ_REMOTING_ADDRESS=f"127.0.0.1:{remoting}",
     )
     # The gateway has no option for the port that the file publishes.
     assert f"127.0.0.1:{PORT}:{PORT}" in services["rocketmq"]["ports"]

@@ -93,7 +93,7 @@ async def test_every_port_of_all_addresses_takes_both_kinds(tmp_path: Path) -> N
             writer.close()
         peer = await RemotingPeer.connect(gateway.remoting_port)
         route = json.loads((await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).body)
-        # A client of IPv4 is told an address as it writes them.
+        # A client of IPv4 gets an address of IPv4.
         assert route["brokerDatas"][0]["brokerAddrs"] == {"0": f"127.0.0.1:{gateway.remoting_port}"}
         await peer.close()
     finally:

@@ -75,6 +75,12 @@ def test_options_that_cannot_be_used_are_refused(arguments: list[str], said: str
     assert said in refusal.err
 
 
+def test_an_empty_api_key_is_refused(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFNOTE_API_KEY", "")
+    refusal = run_alone("rocketmq", "--port", "0")
+    assert (refusal.code, "HALFNOTE_API_KEY is empty" in refusal.err) == (2, True)
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_port_that_is_taken_is_said(standing: GatewayProcess) -> None:
     ran = subprocess.run(
