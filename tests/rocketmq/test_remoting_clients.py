@@ -163,6 +163,25 @@ async def test_a_consumer_goes_on_by_another_gateway(
             await consumer.until("consumed", "e", "f", "g", "h")
 
 
+async def test_a_consumer_knows_one_gateway_by_two_addresses(
+    version: str, admin: httpx.AsyncClient, tmp_path: Path, db: Connection
+) -> None:
+    port, sent = free_port(), [f"key{number % 3}:{number}" for number in range(24)]
+    named = [part for host in ("127.0.0.1", "localhost") for part in ("--remoting-address", f"{host}:{port}")]
+    async with (
+        gateway_of(admin, tmp_path, "--remoting-port", str(port), *named),
+        running(driver(version, tmp_path, "consume"), *arguments_of(port)) as consumer,
+    ):
+        await consumer.next("started")
+        await ran(driver(version, tmp_path, "send"), *arguments_of(port), *sent)
+        await consumer.until("consumed", *sent)
+        async with asyncio.timeout(WITHIN_S):
+            while await db.fetchval("select count(*) from receipt") < len(sent):
+                await asyncio.sleep(0.1)
+    # Each once.
+    assert sorted(bodies(consumer.said, "consumed")) == sorted(sent)
+
+
 async def test_a_namespace_is_the_beginning_of_each_name(
     version: str, admin: httpx.AsyncClient, tmp_path: Path, db: Connection
 ) -> None:

@@ -204,6 +204,41 @@ async def test_another_process_goes_on_with_the_clients_own_offsets(
         await other.close()
 
 
+async def test_two_addresses_that_lead_to_one_gateway_have_queues_of_their_own(
+    client: httpx.AsyncClient, db: Connection
+) -> None:
+    async with remoting_over(client._transport, addresses=["mq1.example:9876", "mq2.example:9876"]) as (gateway, port):
+        first, second = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+        second.client_id = first.client_id
+        await joined(first)
+        await joined(second)
+        await sent(first, b"a", b"b")
+        assert [one.body for one in await pulled(first, 0)] == [b"a", b"b"]
+        await sent(first, b"c")
+        # The queue 0 of the other address has offsets of its own, and what the first one got is not given back.
+        assert [(one.body, one.reconsume_times) for one in await pulled(second, 0)] == [(b"c", 0)]
+        assert await pulled(first, 2) == []
+        await first.commit(2)
+        assert await receipts(db) == 2
+        [held] = gateway.renewals._held.values()
+        await second.close()
+        async with asyncio.timeout(30):
+            while gateway.clients.get(held.client_id, held.keys) is not None:
+                await asyncio.sleep(0.01)
+        # Another connection of the client renews nothing, and does not go on with the queues of the former one.
+        again = await RemotingPeer.connect(port)
+        again.client_id = first.client_id
+        await joined(again)
+        until = held.until
+        await gateway.renewals.renew(until - 10)
+        assert held.until == until
+        assert await pulled(again, 1) == []
+        await again.commit(1)
+        assert await receipts(db) == 2
+        await first.close()
+        await again.close()
+
+
 async def test_an_orderly_client_from_another_process_begins_again(
     peer: RemotingPeer, client: httpx.AsyncClient
 ) -> None:
@@ -384,7 +419,7 @@ async def test_an_offset_is_told_to_a_member_of_the_group_only(
     assert await offset_asked(peer, topic="billing") == ResultCode.SUBSCRIPTION_PARSE_FAILED
     for queue_id in (-1, 4, 2**31 - 1):
         assert await offset_asked(peer, queueId=queue_id) == ResultCode.SYSTEM_ERROR
-    [client] = gateway[0].clients._by_id.values()
+    [client] = gateway[0].clients._by_name.values()
     assert list(client._queues) == [("points", "order", 0)]
     await peer.heartbeat(consumers={"news": "*"}, messageModel="BROADCASTING")
     assert await offset_asked(peer, consumerGroup="news") == ResultCode.NO_PERMISSION
@@ -398,7 +433,7 @@ async def test_an_offset_is_told_only_with_the_right_to_the_subscription(start: 
         assert (await peer.heartbeat(consumers={"points": "*", "mailer": "*"})).code == ResultCode.SUCCESS
         assert await offset_asked(peer) == ResultCode.SUCCESS
         assert await offset_asked(peer, consumerGroup="mailer") == ResultCode.NO_PERMISSION
-        [client] = gateway.clients._by_id.values()
+        [client] = gateway.clients._by_name.values()
         assert list(client._queues) == [("points", "order", 0)]
         await peer.close()
 

@@ -7,7 +7,7 @@ import ssl
 import struct
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -199,14 +199,18 @@ async def remoting_over(
     credentials: Credentials | None = None,
     url: str = "http://localhost",
     tls: ssl.SSLContext | None = None,
+    addresses: Sequence[str] = (),
     **limits: Any,
 ) -> AsyncIterator[tuple[RemotingGateway, int]]:
-    """Run the gateway's remoting part in this loop; yield it, and its port. `limits`: other than LIMITS."""
+    """Run the gateway's remoting part in this loop; yield it, and its port. `limits`: other than LIMITS.
+
+    `addresses`: that clients learn.
+    """
     metrics = GatewayMetrics()
     used = replace(LIMITS, **limits)
     api = HalfnoteApi(url, True, metrics, Buffers(used.buffered_bytes), transport=transport)
     own = credentials or Credentials(None, ApiKeys(None, None))
-    gateway = RemotingGateway(api, Subscriptions(api), own, used, metrics)
+    gateway = RemotingGateway(api, Subscriptions(api), own, used, metrics, addresses)
     port = await gateway.start("127.0.0.1", 0, tls)
     try:
         yield gateway, port

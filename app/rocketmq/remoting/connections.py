@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 import structlog
 
@@ -30,6 +31,7 @@ PULLS_PER_TOPIC = 5
 PULL_MAX_CHARACTERS = 16 * 1024
 # Bytes that wait for a client which does not read.
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
+_numbers = count(1)
 
 # A client takes an answer within this time. RocketMQ's consumers drop one of a pull after 30 s.
 UNREAD_S = 60.0
@@ -52,11 +54,17 @@ class RemotingConnection:
         self._frame_limit, self._arrives_s = limits.body_bytes + FRAME_ROOM_BYTES, limits.arrives_s
         self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
+        self._number = next(_numbers)
         named = writer.get_extra_info("sockname") or ("", 0)
         self._host: Host = (local_address(str(named[0])), int(named[1]))
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(REQUESTS_MAX)
+
+    @property
+    def number(self) -> int:
+        """The number of the connection, which no other one of this process has."""
+        return self._number
 
     @property
     def host(self) -> Host:

@@ -62,7 +62,7 @@ class Membership:
                 ResultCode.SYSTEM_ERROR,
                 f"This connection is of the client `{known.client_id}`. A client connects by itself.",
             )
-        former = self._clients.consumers_of(client_id, call.keys)
+        former = self._clients.consumers_of(client_id, call.keys, call.connection)
         now = {**former, **consumers}
         self._count(producers, now)
         client = self._clients.connect(client_id, call.keys, call.connection)

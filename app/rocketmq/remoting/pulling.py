@@ -170,7 +170,7 @@ class Pulling:
         queue.hold(held)
         queue.next_offset = offset + len(held)
         handles = [one.handle for one in held]
-        self._renewals.hold(handles, client.client_id, queue.subscription, client.keys, self._claiming.held_s)
+        self._renewals.hold(handles, client.name, queue.subscription, client.keys, self._claiming.held_s)
         fields = _offsets(queue.next_offset, queue.next_offset)
         return call.frame.answered(ResultCode.SUCCESS, "FOUND", fields, b"".join(parts))
 

@@ -25,6 +25,10 @@ class ClientConnection(Protocol):
     """A connection to which frames can be sent."""
 
     @property
+    def number(self) -> int:
+        """The number of the connection, which no other one of this process has."""
+
+    @property
     def host(self) -> Host:
         """The address of this server on the connection."""
 
@@ -46,10 +50,13 @@ class GroupMember:
 
 
 class RemotingClient:
-    """A client. `producers` are its producer groups by name in Halfnote, with the names that the client uses."""
+    """A client. `producers` are its producer groups by name in Halfnote, with the names that the client uses.
 
-    def __init__(self, client_id: str, keys: ApiKeys) -> None:
-        self.client_id, self.keys = client_id, keys
+    `name`: by which RemotingClients knows it.
+    """
+
+    def __init__(self, client_id: str, name: str, keys: ApiKeys) -> None:
+        self.client_id, self.name, self.keys = client_id, name, keys
         self.connection: ClientConnection | None = None
         self.left_at = 0.0
         self.producers: dict[str, str] = {}
@@ -92,39 +99,46 @@ class RemotingClient:
 
 
 class RemotingClients:
-    """All of this process. `on_change` is called when a producer group may have got or lost a producer."""
+    """All of this process. `on_change` is called when a producer group may have got or lost a producer.
 
-    def __init__(self) -> None:
+    `several_brokers`: whether clients know several addresses. Two of them may lead to this process, and a request does
+    not say which of them its client took. The client has a queue 0 of each, with offsets of its own. So each connection
+    is then a client of its own, also after a reconnect: what was held by the former one comes again.
+    """
+
+    def __init__(self, *, several_brokers: bool = False) -> None:
+        self._several_brokers = several_brokers
         # By keys as well: a client cannot take the place of one that has other rights.
-        self._by_id: dict[tuple[str, ApiKeys], RemotingClient] = {}
+        self._by_name: dict[tuple[str, ApiKeys], RemotingClient] = {}
         self._turn: dict[str, int] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, client_id: str, keys: ApiKeys) -> RemotingClient | None:
-        """Return the connected client with this id and these rights."""
-        found = self._by_id.get((client_id, keys))
+        """Return the connected client with this name and these rights."""
+        found = self._by_name.get((client_id, keys))
         return found if found is not None and found.connection is not None else None
 
-    def consumers_of(self, client_id: str, keys: ApiKeys) -> Mapping[str, GroupMember]:
-        """Return the consumer groups of a client, which may have no connection now."""
-        found = self._by_id.get((client_id, keys))
+    def consumers_of(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> Mapping[str, GroupMember]:
+        """Return the consumer groups of a client that connects. It may have had another connection."""
+        found = self._by_name.get((self._name(client_id, connection), keys))
         return {} if found is None else found.consumers
 
     def connect(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> RemotingClient:
         """Return the client of a connection; one that comes back has the queues that it had."""
-        client = self._by_id.setdefault((client_id, keys), RemotingClient(client_id, keys))
+        name = self._name(client_id, connection)
+        client = self._by_name.setdefault((name, keys), RemotingClient(client_id, name, keys))
         client.connection = connection
         return client
 
     def disconnect(self, connection: ClientConnection) -> None:
         """Note that a connection has ended, and forget clients that ended theirs long ago."""
         now = time.monotonic()
-        for client in self._by_id.values():
+        for client in self._by_name.values():
             if client.connection is connection:
                 client.connection, client.left_at = None, now
-        self._by_id = {
+        self._by_name = {
             key: client
-            for key, client in self._by_id.items()
+            for key, client in self._by_name.items()
             if client.connection is not None or now - client.left_at < LINGER_S
         }
         self.on_change()
@@ -147,8 +161,11 @@ class RemotingClients:
                 return client.client_id
         return None
 
+    def _name(self, client_id: str, connection: ClientConnection) -> str:
+        return f"{client_id} {connection.number}" if self._several_brokers else client_id
+
     def _connected(self) -> Iterator[RemotingClient]:
-        return (client for client in self._by_id.values() if client.connection is not None)
+        return (client for client in self._by_name.values() if client.connection is not None)
 
 
 def named_producers(groups: list[str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ class RemotingGateway:
         addresses: Sequence[str] = (),
     ) -> None:
         self.metrics, self.buffers = metrics, api.buffers
-        self.clients = RemotingClients()
+        self.clients = RemotingClients(several_brokers=len(set(addresses)) > 1)
         self.checks = CheckClaims(api, self.clients, metrics, "remoting")
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(api, self.clients)
