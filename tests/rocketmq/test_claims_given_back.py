@@ -11,7 +11,7 @@ from app.database.connection import Connection
 from app.rocketmq import claiming
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting import connections
-from app.rocketmq.remoting.codes import RequestCode
+from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.conftest import assembled, client_of, settings_of
 from tests.rocketmq.test_consuming import received
@@ -127,6 +127,51 @@ async def test_messages_claimed_for_a_client_that_does_not_read_come_again_soon(
         await peer.ended()
     monkeypatch.undo()
     assert [one.body for one in await pulled_soon(other)] == [b"a"]
+    assert len(parts.renewals) == 1
+    await peer.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("by", ["the group", "the topic", "both and comes back"])
+async def test_messages_claimed_for_a_client_that_left_meanwhile_come_again_soon(
+    gateway: tuple[RemotingGateway, int], service: RefusingService, by: str
+) -> None:
+    parts, port = gateway
+    peer, other = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+    await joined(peer)
+    await joined(other)
+    await sent(peer, b"a")
+
+    async def leave() -> None:
+        """Leave after the service has claimed, and before its answer arrives. The connection stays."""
+        service.after.clear()
+        if by == "the group":
+            left = {"clientID": peer.client_id, "consumerGroup": "points"}
+            assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+            return
+        assert (await peer.heartbeat(consumers={"points": "*"}, topic="billing")).code == ResultCode.SUCCESS
+        if by == "both and comes back":
+            await joined(peer)
+
+    service.after["claim"] = leave
+    assert (await peer.pull(0)).code == ResultCode.PULL_NOT_FOUND
+    assert len(parts.renewals) == 0
+    assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1)]
+    await peer.close()
+    await other.close()
+
+
+async def test_what_a_client_holds_of_a_topic_that_it_leaves_comes_again_soon(
+    gateway: tuple[RemotingGateway, int],
+) -> None:
+    parts, port = gateway
+    peer, other = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+    await joined(peer)
+    await joined(other)
+    await sent(peer, b"a")
+    assert [one.body for one in await pulled(peer, 0)] == [b"a"]
+    assert (await peer.heartbeat(consumers={"points": "*"}, topic="billing")).code == ResultCode.SUCCESS
+    assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1)]
     assert len(parts.renewals) == 1
     await peer.close()
     await other.close()

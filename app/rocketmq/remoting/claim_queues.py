@@ -7,6 +7,7 @@ that the client commits is never above a message that it has not got, whichever 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,19 @@ class HeldDelivery:
     attempt: int
 
 
+class QueueName(NamedTuple):
+    """A queue as its client names it."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
 class ClaimQueue:
     """One queue of one client: its messages, and where it goes on. `pulling` is held by the pull that is under way."""
 
-    def __init__(self, subscription: str) -> None:
-        self.subscription = subscription
+    def __init__(self, name: QueueName, subscription: str) -> None:
+        self.name, self.subscription = name, subscription
         self.next_offset = 0
         self.pulling = asyncio.Lock()
         self._held: dict[int, HeldDelivery] = {}

@@ -27,7 +27,7 @@ from app.rocketmq.subscriptions import Subscriptions
 log = structlog.get_logger(__name__)
 
 CLIENT_ID_MAX, GROUPS_MAX = 500, 1000
-# The client of 5.x may send the last offsets after it has left.
+# The client of 5.x may send the last offsets after it has left a group or a topic.
 LEAVE_S = 1.0
 _FROM_FIRST = "CONSUME_FROM_FIRST_OFFSET"
 _numbers = count(1)
@@ -69,7 +69,7 @@ class Membership:
         call.connection.client = client
         client.consumers = now
         client.has_producers(producers)
-        client.forget_former_queues()
+        self._let_go(client)
         self._clients.on_change()
         for group, member in consumers.items():
             if not member.broadcasting and (former.get(group) != member or group in client.unready):
@@ -135,22 +135,27 @@ class Membership:
             client.has_producers({name: group for name, group in client.producers.items() if group != producer})
             self._clients.on_change()
         if consumer and client.consumers.pop(consumer, None) is not None:
-            leaving = asyncio.create_task(self._give_back(consumer, client))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._let_go(client)
         return call.frame.answered(ResultCode.SUCCESS)
 
-    async def _give_back(self, group: str, client: RemotingClient) -> None:
-        """Let come again what a client holds that left a group."""
+    def _let_go(self, client: RemotingClient) -> None:
+        """Forget the queues of groups and topics that a client has left. What it holds of them comes again soon."""
+        former = client.former_queues()
+        client.forget(queue for queue in former if not len(queue))
+        if any(len(queue) for queue in former):
+            leaving = asyncio.create_task(self._give_back(client))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _give_back(self, client: RemotingClient) -> None:
         await asyncio.sleep(LEAVE_S)
-        if group in client.consumers:
-            # It came back, and has said where it begins.
-            return
-        for queue in client.queues_of(group):
+        # It may have come back, and has then said where it begins.
+        former = client.former_queues()
+        client.forget(former)
+        for queue in former:
             handles = [one.handle for one in queue.take_from(0)]
             self._renewals.settled(handles)
             self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer left")
-        client.forget(group)
 
     async def _subscribe(self, group: str, member: GroupMember, client: RemotingClient) -> None:
         client.unready.discard(group)

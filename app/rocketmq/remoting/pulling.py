@@ -64,7 +64,7 @@ class Pulling:
         async with queue.pulling:
             if flag & _COMMITS:
                 await self._commit(queue, call.number("commitOffset", 0), client)
-            return await self._claimed(call, client, queue, topic, queue_id, offset, wait_s)
+            return await self._claimed(call, client, queue, offset, wait_s)
 
     async def committed(self, call: RemotingCall) -> RemotingFrame:
         """Return where a queue goes on; the client has none of its messages. Raises CallRefused, RemotingRefused."""
@@ -104,14 +104,7 @@ class Pulling:
         return bool(shape["ordered"] == "key")
 
     async def _claimed(
-        self,
-        call: RemotingCall,
-        client: RemotingClient,
-        queue: ClaimQueue,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        wait_s: float,
+        self, call: RemotingCall, client: RemotingClient, queue: ClaimQueue, offset: int, wait_s: float
     ) -> RemotingFrame:
         # An answer that did not arrive: the client asks for the same offset again.
         self._give_back(queue, client, queue.take_from(offset), "the consumer did not get the answer")
@@ -129,22 +122,18 @@ class Pulling:
         )
         if not claimed:
             return _nothing(call, offset)
-        if not call.connection.takes_answers:
+        # If the client left the group or the topic meanwhile, no consumer works on them, and renewals would hold them.
+        if not (call.connection.takes_answers and client.still_has(queue)):
             handles = [one.handle for one in claimed]
             self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer did not get the answer")
             return _nothing(call, offset)
-        return self._found(call, client, queue, topic, queue_id, claimed)
+        return self._found(call, client, queue, claimed)
 
     def _found(
-        self,
-        call: RemotingCall,
-        client: RemotingClient,
-        queue: ClaimQueue,
-        topic: str,
-        queue_id: int,
-        claimed: Sequence[ClaimedDelivery],
+        self, call: RemotingCall, client: RemotingClient, queue: ClaimQueue, claimed: Sequence[ClaimedDelivery]
     ) -> RemotingFrame:
         offset = queue.next_offset
+        _, topic, queue_id = queue.name
         held: list[HeldDelivery] = []
         parts: list[bytes] = []
         failed_keys: set[str] = set()

@@ -1,7 +1,7 @@
 """The clients that are connected by remoting, known by their heartbeats."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -9,7 +9,7 @@ from typing import Protocol
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.filters import Filters
 from app.rocketmq.receiving import ClaimedOrphan
-from app.rocketmq.remoting.claim_queues import ClaimQueue
+from app.rocketmq.remoting.claim_queues import ClaimQueue, QueueName
 from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import RemotingFrame, oneway
 from app.rocketmq.remoting.names import INNER_PRODUCER, producer_group_of
@@ -64,7 +64,7 @@ class RemotingClient:
         self.sends_transactions: set[str] = set()
         # Consumer groups whose subscriptions could not be set up; each heartbeat tries again.
         self.unready: set[str] = set()
-        self._queues: dict[tuple[str, str, int], ClaimQueue] = {}
+        self._queues: dict[QueueName, ClaimQueue] = {}
 
     def has_producers(self, producers: dict[str, str]) -> None:
         """Note the producer groups that this client has now, and forget what it sent by others."""
@@ -73,29 +73,33 @@ class RemotingClient:
 
     def queue(self, group: str, topic: str, queue_id: int) -> ClaimQueue | None:
         """Return a queue that this client began; None: it began none here."""
-        return self._queues.get((group, topic, queue_id))
+        return self._queues.get(QueueName(group, topic, queue_id))
 
     def begin(self, group: str, topic: str, queue_id: int, subscription: str) -> ClaimQueue:
         """Return a queue, begun if this client began none."""
-        return self._queues.setdefault((group, topic, queue_id), ClaimQueue(subscription))
+        name = QueueName(group, topic, queue_id)
+        return self._queues.setdefault(name, ClaimQueue(name, subscription))
+
+    def still_has(self, queue: ClaimQueue) -> bool:
+        """Return whether this client still names the group and topic of a queue, and did not begin another one."""
+        return self._queues.get(queue.name) is queue and self._names(queue)
 
     def queues_of(self, group: str) -> list[ClaimQueue]:
         """Return the queues of a consumer group."""
-        return [queue for (of, _, _), queue in self._queues.items() if of == group]
+        return [queue for queue in self._queues.values() if queue.name.group == group]
 
-    def forget_former_queues(self) -> None:
-        """Forget the queues that hold nothing of groups and topics that this client does not name any more."""
-        self._queues = {
-            (group, topic, queue_id): queue
-            for (group, topic, queue_id), queue in self._queues.items()
-            if len(queue)
-            or queue.pulling.locked()
-            or (group in self.consumers and topic in self.consumers[group].filters)
-        }
+    def former_queues(self) -> list[ClaimQueue]:
+        """Return the queues of groups and topics that this client does not name any more."""
+        return [queue for queue in self._queues.values() if not self._names(queue)]
 
-    def forget(self, group: str) -> None:
-        """Forget the queues of a consumer group."""
-        self._queues = {key: queue for key, queue in self._queues.items() if key[0] != group}
+    def forget(self, queues: Iterable[ClaimQueue]) -> None:
+        """Forget queues."""
+        for queue in queues:
+            del self._queues[queue.name]
+
+    def _names(self, queue: ClaimQueue) -> bool:
+        group, topic, _ = queue.name
+        return group in self.consumers and topic in self.consumers[group].filters
 
 
 class RemotingClients:
