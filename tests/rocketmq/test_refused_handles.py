@@ -1,5 +1,6 @@
 """Handles that the service refuses, for now or for good: what consumers still hold, and what is renewed for them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,7 @@ from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.rocketmq.test_consuming import acked, changed, handle_of, received
 from tests.rocketmq.test_consuming import sent as sent_by_grpc
-from tests.rocketmq.test_remoting_consuming import joined, pulled, receipts, sent, sent_back
+from tests.rocketmq.test_remoting_consuming import began, joined, locked, pulled, receipts, sent, sent_back
 from tests.support.gateway import GatewayInProcess, RocketClient, codes_of, consumer_of, gateway_over, message_of
 from tests.support.refusing_service import INVALID, OVERLOADED, RefusingService
 from tests.support.remoting import RemotingPeer, remoting_over
@@ -142,6 +143,47 @@ async def test_a_renewal_reads_the_outcome_of_each_handle(
     await held.renew(due_at + renewals.LOOK_S)
     assert [wanted["handles"] for action, wanted in service.asked if action == "extend"] == [[busy]]
     assert held._held[busy].until == due_at + renewals.LOOK_S + renewals.HELD_S
+
+
+async def test_an_orderly_client_begins_again_when_a_message_of_its_queue_is_not_held_any_more(
+    gateway: tuple[RemotingGateway, int], peer: RemotingPeer, service: RefusingService, db: Connection
+) -> None:
+    held = gateway[0].renewals
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    await sent(peer, b"a", b"b", b"c", KEYS="order-1030")
+    assert len(await pulled(peer, 0)) == 3
+    await peer.commit(1)
+    over, renewed = held._held
+    assert await pulled(peer, 3) == []
+    service.outcomes["extend"] = {over: INVALID}
+    await held.renew(held._held[over].until - renewals.AHEAD_S + 1)
+    # Each pull says so until the client begins again, which holds the rest until then.
+    for _ in range(2):
+        answer = await peer.pull(3)
+        assert (answer.code, answer.fields["nextBeginOffset"]) == (ResultCode.PULL_OFFSET_MOVED, "1")
+    # Then the client commits the offset that it was told.
+    await peer.commit(1)
+    assert (list(held._held), await receipts(db)) == ([renewed], 1)
+    assert await began(peer) == 3
+    assert len(held) == 0
+    service.outcomes.clear()
+    async with asyncio.timeout(30):
+        while not (again := await pulled(peer, 3, maxMsgNums=2)):
+            await asyncio.sleep(0.05)
+    assert [one.body for one in again] == [b"b", b"c"]
+
+
+async def test_a_client_without_order_goes_on_when_a_message_is_not_held_any_more(
+    gateway: tuple[RemotingGateway, int], peer: RemotingPeer, service: RefusingService
+) -> None:
+    held = gateway[0].renewals
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    [over] = held._held
+    service.outcomes["extend"] = {over: INVALID}
+    await held.renew(held._held[over].until - renewals.AHEAD_S + 1)
+    await sent(peer, b"b")
+    assert [one.body for one in await pulled(peer, 1)] == [b"b"]
 
 
 SETTLEMENTS = ("ack", "nack", "reject")

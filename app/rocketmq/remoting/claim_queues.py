@@ -41,6 +41,16 @@ class ClaimQueue:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def handles(self) -> list[str]:
+        """The handles of the messages that the client holds."""
+        return [one.handle for one in self._held.values()]
+
+    @property
+    def first_offset(self) -> int:
+        """The lowest offset that the client holds, else the next one."""
+        return min(self._held, default=self.next_offset)
+
     def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Note what the client holds."""
         self._held.update((one.offset, one) for one in deliveries)

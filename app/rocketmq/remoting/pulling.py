@@ -64,6 +64,11 @@ class Pulling:
         async with queue.pulling:
             if flag & _COMMITS:
                 await self._commit(queue, call.number("commitOffset", 0), client)
+            if ordered and any(handle not in self._renewals for handle in queue.handles):
+                # Another consumer may work on a message of a key that this client holds. The client drops what it
+                # holds and begins again, which gives back the rest. An offset above would acknowledge that.
+                first = queue.first_offset
+                return call.frame.answered(ResultCode.PULL_OFFSET_MOVED, "begin again", _offsets(first, first))
             return await self._claimed(call, client, queue, offset, wait_s)
 
     async def committed(self, call: RemotingCall) -> RemotingFrame:
