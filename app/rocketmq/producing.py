@@ -1,6 +1,5 @@
 """Calls of producers: messages, halves and ends."""
 
-import asyncio
 from uuid import UUID
 
 from app.rocketmq.calls import ClientCall
@@ -17,7 +16,7 @@ from app.rocketmq.protocol.service_pb2 import (
 )
 from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.sending import SentMessage, read_message
-from app.rocketmq.storing import Storing
+from app.rocketmq.storing import StoredSend, Storing
 
 MESSAGES_MAX = 100
 _VERDICTS = {TransactionResolution.COMMIT: "commit", TransactionResolution.ROLLBACK: "rollback"}
@@ -40,7 +39,12 @@ class Producing:
             raise CallRefused(Code.MESSAGE_CORRUPTED, "The messages of a request have one topic.")
         topic = topic_of(request.messages[0].topic)
         read = [read_message(one, topic, self._body_limit) for one in request.messages]
-        entries = await asyncio.gather(*(self._entry(topic, one, call) for one in read))
+        client = self._clients.get(call.client_id, call.keys)
+        if client is not None and any(one.transactional for one in read):
+            client.sends_transactions = True
+        # The protocol has no producer group.
+        stored = await self._storing.store_all(topic, topic, read, call.keys)
+        entries = [_entry(one, kept) for one, kept in zip(read, stored, strict=True)]
         if len(entries) == 1 and entries[0].status.code != Code.OK:
             return SendMessageResponse(status=entries[0].status)
         return SendMessageResponse(status=overall([one.status for one in entries]), entries=entries)
@@ -59,22 +63,16 @@ class Producing:
         await self._storing.end(topic, str(transaction), verdict, call.keys, checked=checked)
         return EndTransactionResponse(status=OK_STATUS)
 
-    async def _entry(self, topic: str, message: SentMessage, call: ClientCall) -> SendResultEntry:
-        if message.transactional:
-            client = self._clients.get(call.client_id, call.keys)
-            if client is not None:
-                client.sends_transactions = True
-        try:
-            # The protocol has no producer group.
-            stored = await self._storing.store(topic, topic, message, call.keys)
-        except CallRefused as refused:
-            return SendResultEntry(status=refused.status, message_id=message.message_id)
-        return SendResultEntry(
-            status=OK_STATUS,
-            message_id=message.message_id,
-            transaction_id=stored.transaction_id if message.transactional else "",
-            offset=stored.offset,
-        )
+
+def _entry(message: SentMessage, stored: StoredSend | CallRefused) -> SendResultEntry:
+    if isinstance(stored, CallRefused):
+        return SendResultEntry(status=stored.status, message_id=message.message_id)
+    return SendResultEntry(
+        status=OK_STATUS,
+        message_id=message.message_id,
+        transaction_id=stored.transaction_id if message.transactional else "",
+        offset=stored.offset,
+    )
 
 
 def overall(statuses: list[Status]) -> Status:

@@ -95,6 +95,11 @@ class SentMessage:
     queue: int | None = None
 
     @property
+    def key(self) -> str | None:
+        """The message's key in Halfnote: messages of a key have an order."""
+        return f"queue-{self.queue}" if self.queue is not None else self.fields.get("key")
+
+    @property
     def may_differ(self) -> frozenset[str]:
         """In which fields a repeat may differ: a delay ends at a time, so a repeat has a shorter one."""
         return frozenset((_DELAY_FIELD,) if self.queue is None else (_DELAY_FIELD, _KEY_FIELD))
@@ -108,7 +113,7 @@ class SentMessage:
         """Return the body of `POST /half` or `POST /messages`."""
         message = dict(self.fields)
         if self.queue is not None:
-            message["key"] = f"queue-{self.queue}"
+            message["key"] = self.key
             message["headers"] = {**message["headers"], names.QUEUE: str(self.queue)}
         if self.deliver_at is not None:
             message["deliver_after_s"] = round(max(0.0, (self.deliver_at - now).total_seconds()), 3)

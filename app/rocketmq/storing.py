@@ -1,6 +1,8 @@
 """Store messages and halves in Halfnote, for clients of either protocol."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -48,6 +50,29 @@ class Storing:
                 else:
                     raise
         raise AssertionError("the last turn returns or raises")
+
+    async def store_all(
+        self, group: str, topic: str, messages: Sequence[SentMessage], keys: ApiKeys
+    ) -> list[StoredSend | CallRefused]:
+        """Store messages of a producer group; return each one's place, or why it is refused.
+
+        Those of a key are stored in their order. After a refusal the later ones of its key are refused as well.
+        """
+        by_key: dict[object, list[int]] = {}
+        for number, message in enumerate(messages):
+            by_key.setdefault(number if message.key is None else message.key, []).append(number)
+        found: dict[int, StoredSend | CallRefused] = {}
+
+        async def store_in_order(numbers: Sequence[int]) -> None:
+            refused: CallRefused | None = None
+            for number in numbers:
+                try:
+                    found[number] = refused or await self.store(group, topic, messages[number], keys)
+                except CallRefused as error:
+                    found[number] = refused = error
+
+        await asyncio.gather(*(store_in_order(numbers) for numbers in by_key.values()))
+        return [found[number] for number in range(len(messages))]
 
     async def end(self, group: str, transaction: str, verdict: str, keys: ApiKeys, *, checked: bool) -> None:
         """Record a verdict. `checked`: it answers a check. Raises CallRefused."""

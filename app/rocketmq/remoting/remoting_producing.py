@@ -1,9 +1,9 @@
 """Requests of producers: messages, halves and ends."""
 
-import asyncio
 from uuid import UUID
 
 from app.rocketmq.checks import CheckClaims
+from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
 from app.rocketmq.remoting.names import RETRY, is_system, producer_group_of, topic_of
@@ -38,7 +38,7 @@ class RemotingProducing:
         if client is not None and group in client.producers and any(one.transactional for one in messages):
             client.sends_transactions.add(group)
         # A batch that was stored in part is sent again as a whole, and no message of it is stored twice.
-        stored = await asyncio.gather(*(self._storing.store(group, topic, one, call.keys) for one in messages))
+        stored = await self._storing.store_all(group, topic, messages, call.keys)
         places = [_place(kept, transactional=one.transactional) for one, kept in zip(messages, stored, strict=True)]
         answer = {
             "msgId": ",".join(message_id(call.connection.host, position) for position, _ in places),
@@ -63,6 +63,11 @@ class RemotingProducing:
         return call.frame.answered(ResultCode.SUCCESS)
 
 
-def _place(stored: StoredSend, *, transactional: bool) -> tuple[int, int]:
-    """Return the position in the commit log and in the queue. Those of a half name its transaction."""
+def _place(stored: StoredSend | CallRefused, *, transactional: bool) -> tuple[int, int]:
+    """Return the position in the commit log and in the queue. Those of a half name its transaction.
+
+    Raises CallRefused if the message was refused.
+    """
+    if isinstance(stored, CallRefused):
+        raise stored
     return places_of(UUID(stored.transaction_id)) if transactional else (stored.offset, stored.offset)
