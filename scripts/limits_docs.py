@@ -220,7 +220,12 @@ ROCKETMQ = (
     Limit("app.rocketmq.remoting.connections.UNREAD_S", "seconds in which it takes an answer"),
     Limit("app.rocketmq.buffers.SMALL_BYTES", "bytes of a request that counts as small for `--max-buffered-bytes`"),
     Limit("app.rocketmq.remoting.sent_messages.MESSAGES_MAX", "messages of a remoting client's batch"),
-    Limit("app.rocketmq.remoting.pulling.BATCH_MAX", "messages that one pull brings"),
+    Limit("app.rocketmq.remoting.claim_queues.BATCH_MAX", "messages that one pull brings"),
+    Limit("app.rocketmq.remoting.claim_queues.FIRST_BATCH_MAX", "messages that the first pull of a queue brings"),
+    Limit(
+        "app.rocketmq.remoting.claim_queues.BATCH_BYTES",
+        "bytes of bodies that later pulls are to bring, by the size of the last ones; at least one message",
+    ),
     Limit("app.rocketmq.remoting.pulling.HELD_MAX", "messages of a queue that a remoting client holds"),
     Limit("app.rocketmq.remoting.pulling.POLL_MOST_S", "seconds for which a pull waits"),
     Limit("app.rocketmq.remoting.store_format.PROPERTIES_MOST_BYTES", "bytes of a message's properties for it"),

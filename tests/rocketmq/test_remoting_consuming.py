@@ -10,7 +10,7 @@ import pytest
 
 from app.database.connection import Connection
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.remoting import pulling
+from app.rocketmq.remoting import claim_queues, pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import HELD_S
@@ -161,12 +161,42 @@ async def test_an_offset_that_a_client_commits_as_it_leaves_counts(
 async def test_an_answer_that_was_lost_comes_again(peer: RemotingPeer, db: Connection) -> None:
     await sent(peer, b"a", b"b")
     assert len(await pulled(peer, 0)) == 2
-    async with asyncio.timeout(30):
-        while len(again := await pulled(peer, 0)) != 2:
-            await asyncio.sleep(0.05)
+    again = await pulled_again(peer, 0) + await pulled_again(peer, 1)
     assert [(one.body, one.reconsume_times) for one in again] == [(b"a", 1), (b"b", 1)]
     await peer.commit(2)
     assert await receipts(db) == 2
+
+
+async def pulled_again(peer: RemotingPeer, offset: int) -> list[ReadMessage]:
+    """Pull until there is something that was given back."""
+    async with asyncio.timeout(30):
+        while not (messages := await pulled(peer, offset)):
+            await asyncio.sleep(0.05)
+    return messages
+
+
+async def test_after_a_lost_answer_the_next_one_has_one_message_and_later_ones_more(peer: RemotingPeer) -> None:
+    bodies = [str(number).encode() for number in range(claim_queues.FIRST_BATCH_MAX)]
+    await sent(peer, *bodies)
+    assert len(await pulled(peer, 0)) == len(bodies)
+    # An answer that does not arrive in the client's time uses up an attempt. One message arrives over a slow link.
+    got = await pulled_again(peer, 0)
+    assert (len(got), got[0].reconsume_times) == (1, 1)
+    # An answer without messages arrives, and says nothing of one with many.
+    for most in (2, 4):
+        got += await pulled_again(peer, len(got))
+        assert len(got) <= 2 * most - 1
+    while len(got) < len(bodies):
+        got += await pulled_again(peer, len(got))
+    assert sorted(one.body for one in got) == sorted(bodies)
+    assert max(one.reconsume_times for one in got) == 1
+
+
+async def test_a_pull_brings_few_large_messages(peer: RemotingPeer) -> None:
+    large = claim_queues.BATCH_BYTES // 2
+    await sent(peer, *(bytes([number]) * large for number in range(12)))
+    assert len(await pulled(peer, 0)) == claim_queues.FIRST_BATCH_MAX
+    assert len(await pulled(peer, 8)) == 2
 
 
 async def test_a_client_that_begins_again_has_nothing(peer: RemotingPeer, db: Connection) -> None:

@@ -5,9 +5,15 @@ that the client commits is never above a message that it has not got, whichever 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+BATCH_MAX = 32
+# What the first pull of a queue brings: the size of its messages is not known yet.
+FIRST_BATCH_MAX = 8
+# Bytes of bodies that a pull is to bring, by the size of those before. RocketMQ's broker sends as many.
+BATCH_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,36 @@ class ClaimQueue:
         self.name, self.subscription = name, subscription
         self.next_offset = 0
         self.pulling = asyncio.Lock()
+        self._most, self._body_bytes, self._is_answered = FIRST_BATCH_MAX, 1, False
         self._held: dict[int, HeldDelivery] = {}
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def most(self) -> int:
+        """How many messages the next answer has at most. Over a slow link it must arrive within the client's time."""
+        return max(1, min(self._most, BATCH_BYTES // self._body_bytes))
+
+    def answer(self, deliveries: Sequence[HeldDelivery], body_bytes: int) -> None:
+        """Note what the client holds once it has the next answer. `body_bytes`: of all bodies in it."""
+        self.hold(deliveries)
+        self.next_offset += len(deliveries)
+        self._body_bytes, self._is_answered = max(1, body_bytes // len(deliveries)), True
+
+    def go_on(self, offset: int) -> list[HeldDelivery]:
+        """Note for which offset the client asks. Forget and return what it did not get.
+
+        An answer that is lost uses up an attempt of its messages. So the next one has one message, and each that
+        arrives makes the next one larger.
+        """
+        lost = self.take_from(offset)
+        if lost:
+            self._most = 1
+        elif self._is_answered:
+            self._most = min(2 * self._most, BATCH_MAX)
+        self.next_offset, self._is_answered = offset, False
+        return lost
 
     @property
     def handles(self) -> list[str]:

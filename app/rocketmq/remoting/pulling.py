@@ -10,7 +10,7 @@ import structlog
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.receiving import ClaimedDelivery
 from app.rocketmq.refusals import CallRefused
-from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
+from app.rocketmq.remoting.claim_queues import BATCH_MAX, ClaimQueue, HeldDelivery
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
 from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
@@ -24,7 +24,6 @@ from app.rocketmq.subscriptions import Subscriptions
 
 log = structlog.get_logger(__name__)
 
-BATCH_MAX = 32
 # A client works on what it has before it gets more, so that another one can take the rest.
 HELD_MAX = 64
 POLL_MOST_S = 20.0
@@ -112,15 +111,14 @@ class Pulling:
         self, call: RemotingCall, client: RemotingClient, queue: ClaimQueue, offset: int, wait_s: float
     ) -> RemotingFrame:
         # An answer that did not arrive: the client asks for the same offset again.
-        self._give_back(queue, client, queue.take_from(offset), "the consumer did not get the answer")
-        queue.next_offset = offset
+        self._give_back(queue, client, queue.go_on(offset), "the consumer did not get the answer")
         if len(queue) >= HELD_MAX:
             await asyncio.sleep(min(wait_s, POLL_HOLDING_S))
             return _nothing(call, offset)
         claimed = await self._claiming.claim(
             queue.subscription,
             client.keys,
-            most=min(max(call.number("maxMsgNums", BATCH_MAX), 1), BATCH_MAX, HELD_MAX - len(queue)),
+            most=min(max(call.number("maxMsgNums", BATCH_MAX), 1), queue.most, HELD_MAX - len(queue)),
             held_s=None,
             wait_s=min(wait_s, POLL_HOLDING_S) if len(queue) else wait_s,
             buffered=call.buffered,
@@ -141,6 +139,7 @@ class Pulling:
         _, topic, queue_id = queue.name
         held: list[HeldDelivery] = []
         parts: list[bytes] = []
+        body_bytes = 0
         failed_keys: set[str] = set()
         after: list[str] = []
         for one, position in zip(claimed, _positions, strict=False):
@@ -150,6 +149,7 @@ class Pulling:
             try:
                 message = claimed_message(one, topic, queue_id, offset + len(held), position)
                 parts.append(encode_message(message, call.connection.host))
+                body_bytes += len(message.body)
             except Exception as error:
                 log.exception("rocketmq_message_not_encoded", message_id=one.message_id, topic=topic)
                 self._give_back_failed(queue, client, one.handle, error)
@@ -161,8 +161,7 @@ class Pulling:
         self._claiming.give_back(queue.subscription, client.keys, after, why)
         if not held:
             return _nothing(call, offset)
-        queue.hold(held)
-        queue.next_offset = offset + len(held)
+        queue.answer(held, body_bytes)
         handles = [one.handle for one in held]
         self._renewals.hold(handles, client.name, queue.subscription, client.keys, self._claiming.held_s)
         fields = _offsets(queue.next_offset, queue.next_offset)
