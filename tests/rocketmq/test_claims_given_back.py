@@ -232,6 +232,66 @@ async def test_a_message_that_cannot_be_given_to_a_client_keeps_no_others(dsn: s
         await peer.close()
 
 
+async def test_a_send_is_answered_and_a_pull_ended_as_a_gateway_stops(service: RefusingService, db: Connection) -> None:
+    sending, waits, stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hold_a_send() -> None:
+        sending.set()
+        await stopping.wait()
+
+    async def note_a_claim() -> None:
+        waits.set()
+
+    async with remoting_over(service) as (gateway, port):
+        peer, idle = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+        await joined(peer)
+        assert (await idle.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        service.before = {"messages": hold_a_send, "claim": note_a_claim}
+        peer.write(RequestCode.PULL_MESSAGE, {**PULL, "sysFlag": 2, "suspendTimeoutMillis": 20_000})
+        answer = asyncio.create_task(peer.send(b"a"))
+        await asyncio.gather(sending.wait(), waits.wait())
+        async with asyncio.timeout(SOON_S / 2):
+            stopped = asyncio.create_task(gateway.stop())
+            # A connection without a request ends at once, and the port takes no others.
+            await idle.ended()
+            with pytest.raises(ConnectionRefusedError):
+                await RemotingPeer.connect(port)
+            assert not answer.done()
+            stopping.set()
+            assert (await answer).code == ResultCode.SUCCESS
+            await peer.ended()
+            await stopped
+        assert await db.fetchval("select count(*) from outbox") == 1
+        await peer.close()
+        await idle.close()
+
+
+async def test_a_request_that_is_not_answered_in_time_keeps_no_gateway(
+    service: RefusingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "GRACE_S", 0.1)
+    sending, ended = asyncio.Event(), asyncio.Event()
+
+    async def hold_until_the_connection_ended() -> None:
+        sending.set()
+        await ended.wait()
+
+    async with remoting_over(service) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        service.before["messages"] = hold_until_the_connection_ended
+        answer = asyncio.create_task(peer.send(b"a"))
+        await sending.wait()
+        stopped = asyncio.create_task(gateway.stop())
+        await peer.ended()
+        ended.set()
+        async with asyncio.timeout(SOON_S):
+            await stopped
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        await peer.close()
+
+
 async def test_what_is_given_back_as_a_gateway_stops_is_given_back(service: RefusingService) -> None:
     async with remoting_over(service) as (_, port):
         peer = await RemotingPeer.connect(port)

@@ -1,6 +1,7 @@
 """Connections of remoting clients: frames in, answers out, and an end for clients that send or read too slowly."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 IDLE_S = 120.0
 # Room for a body above the limit, which then gets an answer, and for a batch and its properties.
 FRAME_ROOM_BYTES = 2 * 1024 * 1024
+# How long requests that were read may be answered when the gateway stops.
+GRACE_S = 5.0
 # Requests of a connection that are not answered yet; more are read when one is answered. Pulls wait for messages, so
 # they have a limit of their own.
 REQUESTS_MAX = 256
@@ -60,6 +63,7 @@ class RemotingConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(REQUESTS_MAX)
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def number(self) -> int:
@@ -95,7 +99,27 @@ class RemotingConnection:
         self._writer.transport.abort()
 
     async def serve(self, answer: Answer) -> None:
-        """Answer requests until the connection ends."""
+        """Answer requests until the connection ends, or is to end."""
+        self._reading = asyncio.create_task(self._read_requests(answer))
+        try:
+            await asyncio.wait([self._reading])
+            if self._reading.cancelled():
+                await self._answer_rest()
+            else:
+                self._reading.result()
+        finally:
+            self._reading.cancel()
+            self.abort()
+            # An end or an offset that the client sent before it left counts. Only what waits for messages is over.
+            self._end_pulls()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def end(self) -> None:
+        """Read no more requests, and end the connection when those that were read are answered, or after GRACE_S."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read_requests(self, answer: Answer) -> None:
         # A client that connects has something to say.
         within_s = self._arrives_s
         try:
@@ -120,12 +144,20 @@ class RemotingConnection:
         except FrameFault as fault:
             self._metrics.connection_refused("frame")
             log.info("rocketmq_frame_refused", error=str(fault), client=self._name())
-        finally:
-            self.abort()
-            # An end or an offset that the client sent before it left counts. Only what waits for messages is over.
-            for pull in self._pulls:
-                pull.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer_rest(self) -> None:
+        self._end_pulls()
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(GRACE_S):
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                # What is written goes out first.
+                self._writer.close()
+                await self._writer.wait_closed()
+
+    def _end_pulls(self) -> None:
+        for pull in self._pulls:
+            pull.cancel()
 
     async def _read(self, within_s: float, buffered: BufferedBytes) -> RemotingFrame:
         async with asyncio.timeout(within_s):

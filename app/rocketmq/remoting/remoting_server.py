@@ -93,14 +93,14 @@ class RemotingServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """End all connections."""
+        """Take no more requests, and end all connections when those that were taken are answered."""
         if self._server is None:
             return
         self._server.close()
         for handshake in self._handshakes:
             handshake.cancel()
         for connection in list(self._connections):
-            connection.abort()
+            connection.end()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
