@@ -78,6 +78,42 @@ async def test_a_handle_that_is_refused_for_now_stays_with_the_client(
     assert second not in held
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["request", "handle"])
+@pytest.mark.parametrize("action", ["ack", "reject"])
+async def test_a_settlement_that_fails_after_the_client_left_keeps_no_message_out(
+    gateway: tuple[RemotingGateway, int], peer: RemotingPeer, service: RefusingService, action: str, whole: bool
+) -> None:
+    parts, _ = gateway
+    await sent(peer, b"a")
+    [message] = await pulled(peer, 0)
+    [handle] = parts.renewals._held
+    settling, left = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        settling.set()
+        await left.wait()
+
+    service.before[action] = wait
+    if whole:
+        service.whole.add(action)
+    else:
+        service.outcomes[action] = {handle: OVERLOADED}
+    if action == "ack":
+        answer = asyncio.create_task(peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**COMMIT, "commitOffset": 1}))
+    else:
+        back = {"offset": message.position, "group": "points", "delayLevel": -1, "originMsgId": message.unique_key}
+        answer = asyncio.create_task(peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, back))
+    async with asyncio.timeout(30):
+        await settling.wait()
+        assert (await peer.heartbeat(consumers={"points": "*"}, topic="billing")).code == ResultCode.SUCCESS
+        [client] = parts.clients._by_name.values()
+        while client.former_queues():
+            await asyncio.sleep(0.05)
+        left.set()
+        assert (await answer).code == ResultCode.SYSTEM_BUSY
+    assert len(parts.renewals) == 0
+
+
 async def test_a_handle_that_is_over_is_forgotten_with_its_offset(
     gateway: tuple[RemotingGateway, int], peer: RemotingPeer, service: RefusingService, db: Connection
 ) -> None:

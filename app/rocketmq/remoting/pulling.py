@@ -181,10 +181,12 @@ class Pulling:
             refusals = await self._claiming.settle(queue.subscription, client.keys, "ack", handles)
         except (CallRefused, asyncio.CancelledError):
             # The client commits this offset again.
-            queue.hold(done)
+            if not client.hold_again(queue, done):
+                self._renewals.settled(handles)
             raise
         again = [one for one, refused in zip(done, refusals, strict=True) if refused is not None and refused.for_now]
-        queue.hold(again)
+        if not client.hold_again(queue, again):
+            again = []
         self._renewals.settled({*handles} - {one.handle for one in again})
         for refused in refusals:
             if refused is not None and refused.for_now:

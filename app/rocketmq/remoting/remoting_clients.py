@@ -9,7 +9,7 @@ from typing import Protocol
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.filters import Filters
 from app.rocketmq.receiving import ClaimedOrphan
-from app.rocketmq.remoting.claim_queues import ClaimQueue, QueueName
+from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery, QueueName
 from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import RemotingFrame, oneway
 from app.rocketmq.remoting.names import INNER_PRODUCER, producer_group_of
@@ -82,7 +82,14 @@ class RemotingClient:
 
     def still_has(self, queue: ClaimQueue) -> bool:
         """Return whether this client still names the group and topic of a queue, and did not begin another one."""
-        return self._queues.get(queue.name) is queue and self._names(queue)
+        return self._knows(queue) and self._names(queue)
+
+    def hold_again(self, queue: ClaimQueue, deliveries: Iterable[HeldDelivery]) -> bool:
+        """Note that this client holds messages whose settlement failed. Return False if their queue is forgotten."""
+        if not self._knows(queue):
+            return False
+        queue.hold(deliveries)
+        return True
 
     def queues_of(self, group: str) -> list[ClaimQueue]:
         """Return the queues of a consumer group."""
@@ -96,6 +103,9 @@ class RemotingClient:
         """Forget queues."""
         for queue in queues:
             del self._queues[queue.name]
+
+    def _knows(self, queue: ClaimQueue) -> bool:
+        return self._queues.get(queue.name) is queue
 
     def _names(self, queue: ClaimQueue) -> bool:
         group, topic, _ = queue.name

@@ -69,8 +69,9 @@ class SendingBack:
             if refused is not None and refused.for_now:
                 raise refused
         except (CallRefused, asyncio.CancelledError):
-            # The client gives it back again.
-            queue.hold([taken])
+            # The client gives it back again, unless it left meanwhile.
+            if not client.hold_again(queue, [taken]):
+                self._renewals.settled([taken.handle])
             raise
         # One that was not held any longer comes again by itself.
         self._renewals.settled([taken.handle])
