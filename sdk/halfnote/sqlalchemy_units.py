@@ -53,7 +53,7 @@ def in_connection(
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection. Options as of `transaction()`."""
     nested, dialect = connection.in_transaction(), connection.dialect.name
-    begun = connection.begin_nested() if nested else connection.begin()
+    begun = _begun(connection, nested=nested)
     unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS, gone=(InvalidRequestError,))
     with in_sync(producer, messages, half, connection, begun, unit, nested=nested) as transaction:
         yield transaction
@@ -73,6 +73,13 @@ async def in_async_connection(
         yield transaction
         if dialect == "postgresql":
             await connection.exec_driver_sql(STANDS)
+
+
+@contextmanager
+def _begun(connection: Connection, *, nested: bool) -> Iterator[None]:
+    """Begin only at the entry: if the half fails before that, nothing may stay open on the caller's connection."""
+    with connection.begin_nested() if nested else connection.begin():
+        yield
 
 
 @contextmanager
