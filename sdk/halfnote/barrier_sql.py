@@ -66,8 +66,12 @@ class BarrierSql:
         yield Statement(sql, (transaction_id,))
 
     def standing(self, transaction_id: str) -> Script[bool]:
-        """Return whether the transaction has its row, in the database transaction that may have written it."""
-        return len((yield self._read(transaction_id)).rows) == 1
+        """Return whether the transaction has its row, in the database transaction that may have written it.
+
+        After a rollback the row may be that of a check.
+        """
+        came = yield self._read(transaction_id)
+        return [row[0] for row in came.rows] == [LOCAL]
 
     def checking(self, transaction_id: str, *, refuse: bool) -> Script[Verdict]:
         """Return the outcome of the local transaction; with `refuse`, a transaction without a row never gets one.

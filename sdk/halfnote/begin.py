@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from typing import Any
 
 from halfnote.block import OpenTransaction
-from halfnote.databases.base import AsyncDatabase, Database, standing
+from halfnote.databases.base import AsyncDatabase, Database
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
 from halfnote.units import Unit, in_async, in_sync
@@ -37,7 +37,6 @@ async def _in_new_async(
     unit = Unit(hides_rollbacks=database.dialect == "mysql")
     async with in_async(producer, messages, half, None, database.begin(), nested=False, unit=unit) as transaction:
         yield transaction
-        await database.within(transaction.connection, standing())
 
 
 @contextmanager
@@ -47,4 +46,3 @@ def _in_new_sync(
     unit = Unit(hides_rollbacks=database.dialect == "mysql")
     with in_sync(producer, messages, half, None, database.begin(), unit, nested=False) as transaction:
         yield transaction
-        database.within(transaction.connection, standing())

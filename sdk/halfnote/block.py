@@ -12,8 +12,9 @@ from halfnote.verdicts import Verdict
 
 log = logging.getLogger("halfnote")
 
-# `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded.
-DatabaseState: TypeAlias = Literal["none", "open", "committed", "rolled_back", "doubtful"]
+# `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded. `undone`: it is still
+# open, but the block's savepoint was rolled back.
+DatabaseState: TypeAlias = Literal["none", "open", "committed", "rolled_back", "undone", "doubtful"]
 
 
 class Binding(Protocol):
@@ -139,8 +140,9 @@ class Block:
             reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
             return (yield from self._doubtful(transaction, reason, error))
         reason = "the database transaction was rolled back" if error is None else reason_of(error)
-        if transaction.repeated:
-            # This one was rolled back; the one of an earlier run may have been committed.
+        if transaction.repeated or (state == "rolled_back" and transaction.settle is not None):
+            # This one was rolled back at its end. That of an earlier run may have been committed, or the code may have
+            # committed before it raised.
             return (yield from self._doubtful(transaction, reason, error))
         return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 

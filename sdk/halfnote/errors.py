@@ -125,14 +125,19 @@ class NotEntered(HalfnoteError):
 class NotCommitted(HalfnoteError):
     """A block of a producer with a barrier ended, and its database transaction was not committed.
 
-    A `rollback` was posted; if the database transaction is still open, the transaction was left to check-back.
+    A `rollback` was posted; if the database transaction is still open, the transaction was left to check-back. `begun`:
+    the block is one of `begin`, and its code rolled the database transaction back.
     """
 
-    def __init__(self, transaction_id: UUID, *, still_open: bool) -> None:
-        found = "is still open" if still_open else "was not committed"
+    def __init__(self, transaction_id: UUID, *, still_open: bool, begun: bool = False) -> None:
+        found = "is still open" if still_open else "was rolled back" if begun else "was not committed"
+        advice = (
+            "to drop the messages call `tx.rollback(reason)`, and begin a new block for other work"
+            if begun
+            else "commit it inside the block, or use `producer.begin`, which commits by itself"
+        )
         super().__init__(
-            f"the block of transaction {transaction_id} ended, but its database transaction {found}: commit it inside "
-            "the block, or use `producer.begin`, which commits by itself"
+            f"the block of transaction {transaction_id} ended, but its database transaction {found}: {advice}"
         )
         self.transaction_id = transaction_id
 

@@ -44,7 +44,7 @@ class SessionBinding:
     def state(self) -> DatabaseState:
         """The state of the database transaction; `committed` is final."""
         if self._state == "open" and self._undone is not None and not self._may_redo:
-            return "rolled_back"
+            return "undone"
         return self._state
 
     @property
@@ -147,7 +147,7 @@ class SessionBinding:
         if self._state != "open" or not gone:
             return
         if self._notify is not None:
-            self._over("rolled_back")
+            self._over("undone")
             return
         self._undone, self._may_redo = self._savepoints[gone[-1]], False
         del self._savepoints[: gone[-1] + 1]

@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransactionOrigin
 
 from halfnote.block import OpenTransaction
-from halfnote.databases.base import STANDS
 from halfnote.databases.sqlalchemy import connect
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
@@ -52,13 +50,11 @@ def in_connection(
     producer: SyncTransactionProducer, connection: Connection, messages: Messages, **half: object
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection. Options as of `transaction()`."""
-    nested, dialect = connection.in_transaction(), connection.dialect.name
+    nested = connection.in_transaction()
+    unit = Unit(hides_rollbacks=connection.dialect.name in _HIDES_ROLLBACKS)
     begun = _begun(connection, nested=nested)
-    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS, gone=(InvalidRequestError,))
     with in_sync(producer, messages, half, connection, begun, unit, nested=nested) as transaction:
         yield transaction
-        if dialect == "postgresql":
-            connection.exec_driver_sql(STANDS)
 
 
 @asynccontextmanager
@@ -66,13 +62,11 @@ async def in_async_connection(
     producer: TransactionProducer, connection: AsyncConnection, messages: Messages, **half: object
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on an AsyncConnection. Options as of `transaction()`."""
-    nested, dialect = connection.in_transaction(), connection.dialect.name
+    nested = connection.in_transaction()
+    unit = Unit(hides_rollbacks=connection.dialect.name in _HIDES_ROLLBACKS)
     begun = connection.begin_nested() if nested else connection.begin()
-    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS, gone=(InvalidRequestError,))
     async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
-        if dialect == "postgresql":
-            await connection.exec_driver_sql(STANDS)
 
 
 @contextmanager

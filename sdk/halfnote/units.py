@@ -14,16 +14,20 @@ from contextlib import (
     asynccontextmanager,
     closing,
     contextmanager,
-    suppress,
 )
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halfnote.block import DatabaseState, OpenTransaction
-from halfnote.databases.base import STANDS, NotInTransaction
+from halfnote.databases.base import STANDS, NotInTransaction, Script
 from halfnote.databases.dbapi import commits_by_itself
+from halfnote.errors import NotCommitted
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
+from halfnote.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from halfnote.barrier import AsyncBarrier, Barrier
 
 _IDLE = 0
 log = logging.getLogger("halfnote")
@@ -32,10 +36,8 @@ log = logging.getLogger("halfnote")
 class Unit:
     """The state of one block's database transaction. `marked`: it will be rolled back in any case."""
 
-    def __init__(self, *, hides_rollbacks: bool = False, gone: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(self, *, hides_rollbacks: bool = False) -> None:
         self.state: DatabaseState = "none"
-        # What a statement raises if the code has rolled back already.
-        self.gone: tuple[type[Exception], ...] = (NotInTransaction, *gone)
         self.hides_rollbacks = hides_rollbacks
         self.marked = False
         self._notify: Callable[[DatabaseState], None] | None = None
@@ -55,13 +57,20 @@ class Unit:
             notify("committed")
 
     def passed(self, *, nested: bool) -> None:
-        """Record that the block ended without an exception."""
-        self.state = "rolled_back" if self.marked else "open" if nested else "committed"
+        """Record that the block ended without an exception, or that the driver took one for a wish to roll back.
 
-    def failed(self) -> None:
+        So does psycopg with `psycopg.Rollback`: then the commit was not tried.
+        """
+        if self.state == "open" or self.marked:
+            self.state = "open"
+            self.failed(nested=nested)
+        else:
+            self.state = "open" if nested else "committed"
+
+    def failed(self, *, nested: bool) -> None:
         """Record an exception: before the commit was tried it is a rollback, afterwards the outcome is unknown."""
         if self.state == "open":
-            self.state = "rolled_back"
+            self.state = "undone" if nested else "rolled_back"
 
 
 @asynccontextmanager
@@ -72,7 +81,8 @@ async def in_asyncpg(
     nested = connection.is_in_transaction()
     async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
         yield transaction
-        await connection.execute(STANDS)
+        if producer.barrier is None:
+            await connection.execute(STANDS)
 
 
 @asynccontextmanager
@@ -83,7 +93,8 @@ async def in_async_psycopg(
     nested = int(connection.info.transaction_status) != _IDLE
     async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
         yield transaction
-        await connection.execute(STANDS)
+        if producer.barrier is None:
+            await connection.execute(STANDS)
 
 
 @contextmanager
@@ -94,7 +105,8 @@ def in_psycopg(
     nested = int(connection.info.transaction_status) != _IDLE
     with in_sync(producer, messages, half, connection, connection.transaction(), Unit(), nested=nested) as transaction:
         yield transaction
-        connection.execute(STANDS)
+        if producer.barrier is None:
+            connection.execute(STANDS)
 
 
 @contextmanager
@@ -109,7 +121,7 @@ def in_dbapi(
     committed = _committed(connection, by_statement=by_statement)
     with in_sync(producer, messages, half, connection, committed, unit, nested=False) as transaction:
         yield transaction
-        if not hides_rollbacks:
+        if producer.barrier is None and not hides_rollbacks:
             _execute(connection, STANDS)
 
 
@@ -160,7 +172,7 @@ def in_django(
         if connections[using].needs_rollback:
             # A marked transaction is rolled back at the block's end without an exception.
             unit.marked = True
-        elif connections[using].vendor == "postgresql":
+        elif producer.barrier is None and connections[using].vendor == "postgresql":
             with connections[using].cursor() as cursor:
                 cursor.execute(STANDS)
 
@@ -190,14 +202,12 @@ async def in_async(
                     barrier = producer.barrier
                     await barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
-                if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
-                    # So that a check knows, too, if this process ends before its end is posted.
-                    dropping = producer.barrier.dropping(transaction.transaction_id)
-                    with suppress(*unit.gone):
-                        await producer.barrier.database.within(transaction.connection, dropping)
+                if producer.barrier is not None and not unit.marked:
+                    await _verify_async(producer.barrier, transaction)
+                    unit.hides_rollbacks = unit.hides_rollbacks and nested
                 unit.state = "doubtful"
         except BaseException:
-            unit.failed()
+            unit.failed(nested=nested)
             raise
         unit.passed(nested=nested)
 
@@ -226,13 +236,47 @@ def in_sync(
                     barrier = producer.barrier
                     barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
-                if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
-                    # So that a check knows, too, if this process ends before its end is posted.
-                    dropping = producer.barrier.dropping(transaction.transaction_id)
-                    with suppress(*unit.gone):
-                        producer.barrier.database.within(transaction.connection, dropping)
+                if producer.barrier is not None and not unit.marked:
+                    _verify(producer.barrier, transaction)
+                    unit.hides_rollbacks = unit.hides_rollbacks and nested
                 unit.state = "doubtful"
         except BaseException:
-            unit.failed()
+            unit.failed(nested=nested)
             raise
         unit.passed(nested=nested)
+
+
+def _before_commit(barrier: "Barrier | AsyncBarrier", transaction: OpenTransaction) -> Script[bool]:
+    """Return whether the commit that comes next is that of the barrier's row, or of the wish to drop the messages.
+
+    The code may have rolled back, and may have worked on; MySQL does so by itself at a deadlock.
+    """
+    if transaction.rolled_back is None:
+        return (yield from barrier.standing(transaction.transaction_id))
+    # So that a check knows, too, if this process ends before its end is posted.
+    yield from barrier.dropping(transaction.transaction_id)
+    return True
+
+
+def _verify(barrier: "Barrier", transaction: OpenTransaction) -> None:
+    """Raise NotCommitted unless the block's database transaction has the barrier's row, or was committed with it."""
+    try:
+        stands = barrier.database.within(transaction.connection, _before_commit(barrier, transaction))
+    except NotInTransaction:
+        # The code has ended it by itself.
+        stands = transaction.rolled_back is not None or (barrier.settle(transaction.transaction_id) is Verdict.COMMIT)
+    if not stands:
+        raise NotCommitted(transaction.transaction_id, still_open=False, begun=True)
+
+
+async def _verify_async(barrier: "AsyncBarrier", transaction: OpenTransaction) -> None:
+    """Raise NotCommitted unless the block's database transaction has the barrier's row, or was committed with it."""
+    try:
+        stands = await barrier.database.within(transaction.connection, _before_commit(barrier, transaction))
+    except NotInTransaction:
+        # The code has ended it by itself.
+        stands = transaction.rolled_back is not None or (
+            await barrier.settle(transaction.transaction_id) is Verdict.COMMIT
+        )
+    if not stands:
+        raise NotCommitted(transaction.transaction_id, still_open=False, begun=True)

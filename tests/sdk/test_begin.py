@@ -213,7 +213,8 @@ async def test_one_block_commits_and_enters_and_ends(by: str) -> None:
         with pytest.raises(OutOfStock):
             await play(2, fails=True)
     assert (tx.result.local_verdict, tx.result.end, tx.context) == (COMMIT, "recorded", {"order": 1030})
-    assert rows(url) == ([1], {str(tx.transaction_id): "local"})
+    failed = halfnote.asked("/half")[1]["transaction_id"]
+    assert rows(url) == ([1], {str(tx.transaction_id): "local", failed: "rollback"})
     assert [end["verdict"] for end in halfnote.asked("/end")] == ["commit", "rollback"]
     assert [unmarked(half.get("context")) for half in halfnote.asked("/half")] == [
         (True, {"order": 1030}),

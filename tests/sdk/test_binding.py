@@ -1,11 +1,8 @@
 """Ends that follow an SQLAlchemy session's own commit, on Postgres: both nestings, failing commits, savepoints."""
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
-from typing import Any
 
 import pytest
 from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, Outgoing, SyncTransactionProducer, TransactionProducer
@@ -18,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.sdk.coordinators import Scripted, answer
+from tests.sdk.deadlocks import deadlocked
 from tests.sdk.shop import NOBODY, orders, shop, with_driver
 from tests.sdk.sites import execute_on_cursor, mariadb_database
 
@@ -472,28 +470,10 @@ def test_a_deadlock_that_was_hidden_is_not_taken_for_a_commit(
             with Session(engine) as session, sync_producer.bind(session).transaction(ORDER) as tx:
                 barrier.enter(session, tx)
                 if hidden:
-                    deadlocked(session, other)
+                    deadlocked(lambda sql: session.execute(text(sql)), connect, other, (OperationalError, "1213"))
                 session.execute(text("insert into orders values (1030)"))
                 session.commit()
             engine.dispose()
     assert verdicts(halfnote) == (["rollback"] if hidden else ["commit"])
     assert tx.result is not None
     assert tx.result.local_verdict is (ROLLBACK if hidden else COMMIT)
-
-
-def deadlocked(session: Session, other: Any) -> None:
-    """Have a session's database transaction end in a deadlock with another connection's, and say nothing of it."""
-    # The server takes the one that has written less for its victim.
-    execute_on_cursor(other, "update orders set number = number + 10 where number > 1")
-    session.execute(text("select number from orders where number = 1 for update"))
-    waiting = threading.Thread(target=execute_on_cursor, args=(other, "update orders set number = 11 where number = 1"))
-    waiting.start()
-    with closing(session.get_bind().engine.connect()) as looker:
-        while not looker.execute(text("select count(*) from information_schema.innodb_lock_waits")).scalar():
-            looker.rollback()
-            # InnoDB refreshes its list of locks only for readers that have not read it for a tenth of a second.
-            time.sleep(0.2)
-    with pytest.raises(OperationalError, match="1213"):
-        session.execute(text("select number from orders where number > 11 for update"))
-    waiting.join()
-    other.rollback()

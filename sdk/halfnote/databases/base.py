@@ -100,11 +100,6 @@ def require_kind(database: Any, *, asynchronous: bool, user: str) -> None:
         raise TypeError(f"{user} needs {kind} database of halfnote.databases, not {type(database).__name__}")
 
 
-def standing() -> Script[None]:
-    """Raise the database's own error if a statement before has rolled its database transaction back."""
-    yield Statement(STANDS)
-
-
 def play(script: Script[T], execute: Callable[[Statement], Came]) -> T:
     """Run a script; the exception of a statement is raised inside the script."""
     try:

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, text
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -39,10 +40,12 @@ class SqlAlchemy:
     def within(self, connection: Session | Connection, script: Script[T]) -> T:
         """Run a script in the database transaction of a session or connection, which begins if there is none.
 
-        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT.
+        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT, and where the code has ended the database
+        transaction of a `with` block that is still open.
         """
-        _refuse_autocommit(connection if isinstance(connection, Connection) else connection.connection())
-        return play(script, lambda statement: _came(connection.execute(*_rendered(statement))))
+        with _not_ended(connection):
+            _refuse_autocommit(connection if isinstance(connection, Connection) else connection.connection())
+            return play(script, lambda statement: _came(connection.execute(*_rendered(statement))))
 
     def unit(
         self, producer: Any, connection: Session | Connection, messages: Any, **half: Any
@@ -83,15 +86,17 @@ class AsyncSqlAlchemy:
     async def within(self, connection: AsyncSession | AsyncConnection, script: Script[T]) -> T:
         """Run a script in the database transaction of a session or connection, which begins if there is none.
 
-        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT.
+        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT, and where the code has ended the database
+        transaction of an `async with` block that is still open.
         """
-        used = connection if isinstance(connection, AsyncConnection) else await connection.connection()
-        _refuse_autocommit(used.sync_connection)
 
         async def execute(statement: Statement) -> Came:
             return _came(await connection.execute(*_rendered(statement)))
 
-        return await play_async(script, execute)
+        with _not_ended(connection):
+            used = connection if isinstance(connection, AsyncConnection) else await connection.connection()
+            _refuse_autocommit(used.sync_connection)
+            return await play_async(script, execute)
 
     def unit(
         self, producer: Any, connection: AsyncSession | AsyncConnection, messages: Any, **half: Any
@@ -142,6 +147,17 @@ def _engine_of(database: Any) -> Engine | None:
 def _refuse_kind(connection: Any, kind: type, wanted: str) -> None:
     if not isinstance(connection, kind):
         raise TypeError(f"{wanted} is expected, not {type(connection).__name__}")
+
+
+@contextmanager
+def _not_ended(connection: Session | Connection | AsyncSession | AsyncConnection) -> Iterator[None]:
+    """Raise NotInTransaction in place of SQLAlchemy's general error if no database transaction is open."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if connection.in_transaction():
+            raise
+        raise NotInTransaction("the code has ended the database transaction already") from error
 
 
 def _refuse_autocommit(connection: Connection | None) -> None:
