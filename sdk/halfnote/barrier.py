@@ -66,7 +66,7 @@ class _Rules:
         if isinstance(transaction, Transaction):
             transaction.settle = partial(settle, transaction_id)
         if not (yield from self._sql.entering(str(transaction_id))):
-            raise BarrierRefused(transaction_id)
+            raise BarrierRefused(transaction_id, (yield from self._sql.recorded(str(transaction_id))))
 
     def dropping(self, transaction_id: UUID) -> Script[None]:
         """Let every check answer rollback, although the database transaction that has the row commits."""

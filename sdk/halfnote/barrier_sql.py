@@ -60,6 +60,11 @@ class BarrierSql:
         """Write the local transaction's row; return whether it is the first of its transaction."""
         return (yield self._insert(transaction_id, LOCAL)).count == 1
 
+    def recorded(self, transaction_id: str) -> Script[Verdict | None]:
+        """Return the outcome that the row shows, or None without one."""
+        came = yield self._read(transaction_id)
+        return None if not came.rows else Verdict.COMMIT if came.rows[0][0] == LOCAL else Verdict.ROLLBACK
+
     def dropping(self, transaction_id: str) -> Script[None]:
         """Let the transaction's row say that its messages are dropped, in the database transaction that wrote it."""
         sql = f"update {self.table} set reason = '{REFUSED}' where transaction_id = {self._id}"  # noqa: S608
@@ -70,8 +75,7 @@ class BarrierSql:
 
         After a rollback the row may be that of a check.
         """
-        came = yield self._read(transaction_id)
-        return [row[0] for row in came.rows] == [LOCAL]
+        return (yield from self.recorded(transaction_id)) is Verdict.COMMIT
 
     def checking(self, transaction_id: str, *, refuse: bool) -> Script[Verdict]:
         """Return the outcome of the local transaction; with `refuse`, a transaction without a row never gets one.
@@ -82,14 +86,12 @@ class BarrierSql:
         try:
             if refuse:
                 yield self._insert(transaction_id, REFUSED)
-            came = yield self._read(transaction_id)
+            recorded = yield from self.recorded(transaction_id)
         except Exception:
             yield from self._wait_as_before()
             raise
         yield from self._wait_as_before()
-        if not came.rows:
-            return Verdict.UNKNOWN
-        return Verdict.COMMIT if came.rows[0][0] == LOCAL else Verdict.ROLLBACK
+        return recorded or Verdict.UNKNOWN
 
     def purging(self, before: str) -> Script[int]:
         """Delete the rows of transactions older than the id `before`."""

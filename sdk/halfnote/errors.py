@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from halfnote.verdicts import Verdict
+
 
 class HalfnoteError(Exception):
     """The base class of this client's exceptions."""
@@ -145,13 +147,17 @@ class NotCommitted(HalfnoteError):
 class BarrierRefused(HalfnoteError):
     """The transaction is already decided in this database: roll the local database transaction back.
 
-    Either a check came before the local transaction wrote its row and was answered with rollback, or the same
-    transaction was run twice.
+    `recorded`: COMMIT if the local work of this id has run before and was committed, so that nothing is left to do;
+    ROLLBACK if a check came first and was answered with rollback, an earlier run failed, or it dropped its messages:
+    then the messages can go out only with another id. None if the row is gone meanwhile.
     """
 
-    def __init__(self, transaction_id: UUID) -> None:
-        super().__init__(
-            f"transaction {transaction_id} has its row in the barrier already: a check that came first answered "
-            "rollback, or its local work has run before"
-        )
+    def __init__(self, transaction_id: UUID, recorded: Verdict | None = None) -> None:
+        found = {
+            Verdict.COMMIT: "its local work has run before and was committed, so nothing is left to do",
+            Verdict.ROLLBACK: "a check that came first answered rollback, or an earlier run failed, so the work needs "
+            "a new id",
+        }.get(recorded or Verdict.UNKNOWN, "a check came first, or its local work has run before")
+        super().__init__(f"transaction {transaction_id} has its row in the barrier already: {found}")
         self.transaction_id = transaction_id
+        self.recorded = recorded

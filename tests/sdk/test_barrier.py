@@ -79,15 +79,17 @@ async def test_one_after_the_other(site: Site) -> None:
         assert await check(site, undone) is ROLLBACK
     # A check before the local work prevents it.
     assert await check(site, late) is ROLLBACK
-    with pytest.raises(BarrierRefused, match=str(late)):
+    with pytest.raises(BarrierRefused, match=str(late)) as refused:
         async with site.local() as local:
             await local.order(3)
             await local.enter(late)
+    assert refused.value.recorded is ROLLBACK
     # Nor is the same work done twice.
-    with pytest.raises(BarrierRefused, match=str(done)):
+    with pytest.raises(BarrierRefused, match=str(done)) as refused:
         async with site.local() as local:
             await local.enter(done)
             await local.order(4)
+    assert refused.value.recorded is COMMIT
     assert await check(site, late) is ROLLBACK
     assert await check(site, done) is COMMIT
     assert site.orders() == [1]

@@ -238,9 +238,23 @@ async def test_a_second_run_with_the_same_id_is_refused(by: str) -> None:
     url, one = fresh(ORDERS), new_id()
     async with BY[by](url, Coordinator("shop")) as play:
         await play(1, transaction_id=one)
-        with pytest.raises(BarrierRefused):
+        with pytest.raises(BarrierRefused, match="nothing is left to do") as refused:
             await play(2, transaction_id=one)
+    assert refused.value.recorded is COMMIT
     assert rows(url) == ([1], {str(one): "local"})
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_second_run_after_a_first_that_failed_needs_a_new_id(by: str) -> None:
+    """Halfnote has the rollback of the first run, so an order of the second would have no message."""
+    url, one, coordinator = fresh(ORDERS), new_id(), Coordinator("shop")
+    async with BY[by](url, coordinator) as play:
+        with pytest.raises(OutOfStock):
+            await play(1, transaction_id=one, fails=True)
+        with pytest.raises(BarrierRefused, match="needs a new id") as refused:
+            await play(1, transaction_id=one)
+    assert refused.value.recorded is ROLLBACK
+    assert rows(url) == ([], {str(one): "rollback"})
 
 
 async def test_a_block_takes_a_connection_of_its_own_only_when_the_half_is_stored(
