@@ -88,14 +88,21 @@ class Inbox(_Rules):
         """Run `handler(message, connection)` in one database transaction, unless it has run for the message before.
 
         `connection` is what the database's `begin` yields: a Session of SQLAlchemy, a DB-API connection, None with
-        Django. An exception of the handler rolls back and is raised.
+        Django. An exception of the handler rolls back and is raised. The handler must not commit or roll back: after a
+        commit of its own and an exception the message is a duplicate, and the rest of the work is never done. Raises
+        Undone.
         """
+        kept = False
         with self.database.begin() as connection:
             if not self.database.within(connection, self._sql.receiving(*self._row(message))):
                 return Received.DUPLICATE
             not_awaitable(handler(message, connection))
             if not self.database.within(connection, self._standing(message)):
                 raise Undone(message)
+            kept = True
+        if not kept:
+            # The driver took an exception for a wish to roll back, as `psycopg.Rollback` is.
+            raise Undone(message)
         return Received.DONE
 
     def create_table(self) -> None:
@@ -121,14 +128,20 @@ class AsyncInbox(_Rules):
         """Run `await handler(message, connection)` in one database transaction, unless it has run before.
 
         `connection` is what the database's `begin` yields: an AsyncSession of SQLAlchemy, a connection of asyncpg or
-        psycopg. An exception of the handler rolls back and is raised.
+        psycopg. An exception of the handler rolls back and is raised. The handler must not commit or roll back, as with
+        Inbox. Raises Undone.
         """
+        kept = False
         async with self.database.begin() as connection:
             if not await self.database.within(connection, self._sql.receiving(*self._row(message))):
                 return Received.DUPLICATE
             await handler(message, connection)
             if not await self.database.within(connection, self._standing(message)):
                 raise Undone(message)
+            kept = True
+        if not kept:
+            # The driver took an exception for a wish to roll back, as `psycopg.Rollback` is.
+            raise Undone(message)
         return Received.DONE
 
     async def create_table(self) -> None:

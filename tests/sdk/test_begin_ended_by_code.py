@@ -107,7 +107,7 @@ def shop_of(name: str, place: Path) -> Iterator[Shop]:
         url = fresh(ORDERS)
         driver: Any = psycopg2 if name == "psycopg2" else psycopg
         database = DbApi(lambda: driver.connect(url), "postgresql")
-        connected = (lambda: closing(driver.connect(url))) if name == "psycopg2" else nothing
+        connected = nothing if name == "psycopg-new" else lambda: closing(driver.connect(url))
         shop = Shop(Barrier(database), connected, listing(lambda: driver.connect(url)))
         shop.barrier.create_table()
         yield shop
@@ -126,7 +126,7 @@ def verdicts(halfnote: Scripted) -> list[str]:
 
 MARIADB = pytest.param("mariadb", marks=pytest.mark.slow)
 # Their connections begin a new database transaction at the next statement.
-PLAIN = ["psycopg2", "psycopg-new", "sqlite", MARIADB]
+PLAIN = ["psycopg2", "sqlite", MARIADB]
 # Those of SQLAlchemy refuse statements until the block ends.
 ALL = [*PLAIN, "sqlalchemy-connection", "sqlalchemy-new"]
 
@@ -184,6 +184,19 @@ def test_what_the_code_has_committed_is_announced(name: str, fails: bool, tmp_pa
             place()
         assert shop.numbers() == [1]
     assert verdicts(halfnote) == ["commit"]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+@pytest.mark.parametrize("name", ["psycopg", "psycopg-new"])
+def test_psycopg_refuses_that_the_code_ends_the_database_transaction(name: str, ends: str, tmp_path: Path) -> None:
+    halfnote = Scripted()
+    with shop_of(name, tmp_path) as shop, producer_of(shop.barrier, halfnote) as producer, shop.connect() as connection:
+        with pytest.raises(psycopg.ProgrammingError, match="forbidden within a Transaction"):
+            with producer.begin(ORDER, connection) as tx:
+                execute(tx.connection, INSERT.format(1))
+                getattr(tx.connection, ends)()
+        assert shop.numbers() == []
+    assert verdicts(halfnote) == ["rollback"]
 
 
 @pytest.mark.parametrize("ended", ["commit", "rollback"])

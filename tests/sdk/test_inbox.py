@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.django import Django
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import answered_async, answered_sync
 from halfnote.ids import new_id
-from halfnote.inbox import AsyncInbox, Inbox, Received
+from halfnote.inbox import AsyncInbox, Inbox, Received, Undone
 from halfnote.message import Message
 from halfnote.signatures import sign
 from halfnote.testing import SECRET
@@ -122,6 +123,44 @@ async def test_what_is_not_in_the_database_is_not_acknowledged(site: Site) -> No
     again = await points.receive(one) if answer != [Received.DONE] else None
     assert again in (Received.DONE, None)
     assert site.orders() == [1]
+
+
+@pytest.mark.parametrize("name", ["psycopg", "psycopg-async"])
+async def test_a_rollback_of_psycopg_acknowledges_nothing(name: str, tmp_path: Path) -> None:
+    """`psycopg.Rollback` ends the database transaction without an exception."""
+
+    async def roll_back(message: Message, connection: Any) -> None:
+        raise psycopg.Rollback
+
+    def roll_back_plainly(message: Message, connection: Any) -> None:
+        raise psycopg.Rollback
+
+    async with SITES[name](tmp_path) as site:
+        points, one = Points(site), arrived(1)
+        await site.call(points.inbox.create_table)
+        with pytest.raises(Undone):
+            await site.call(points.inbox.receive, one, roll_back if name == "psycopg-async" else roll_back_plainly)
+        assert await points.receive(one) is Received.DONE
+        assert site.orders() == [1]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_psycopg_refuses_that_a_handler_ends_its_database_transaction(ends: str, tmp_path: Path) -> None:
+    """A part of the work would be committed with the message's row, and the rest never be done."""
+    async with SITES["psycopg"](tmp_path) as site:
+        points, one = Points(site), arrived(1)
+        await site.call(points.inbox.create_table)
+
+        def end(message: Message, connection: Any) -> None:
+            points.handler(message, connection)
+            getattr(connection, ends)()
+            raise LookupError("no such customer")
+
+        with pytest.raises(psycopg.ProgrammingError, match="forbidden within a Transaction"):
+            await site.call(points.inbox.receive, one, end)
+        assert site.orders() == []
+        assert await points.receive(one) is Received.DONE
+        assert site.orders() == [1]
 
 
 async def test_the_same_message_twice_at_once_is_taken_once(site: Site) -> None:

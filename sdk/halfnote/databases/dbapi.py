@@ -1,7 +1,7 @@
 """Any driver of Python's database API (PEP 249): psycopg, PyMySQL, mysqlclient, sqlite3 …"""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play
@@ -50,7 +50,7 @@ class DbApi:
         """Return the block of `producer.begin`. It also commits what was written on the connection before."""
         from halfnote.units import in_dbapi, in_psycopg
 
-        if type(connection).__module__.partition(".")[0] == "psycopg":
+        if _is_of_psycopg(connection):
             return in_psycopg(producer, connection, messages, **half)
         return in_dbapi(producer, connection, messages, hides_rollbacks=self._dialect == "mysql", **half)
 
@@ -59,7 +59,9 @@ class DbApi:
         """Yield a connection; commit at the end, roll back what raises."""
         connection = self._connect()
         try:
-            yield connection
+            # psycopg can refuse that the code commits a part of the work; other drivers cannot.
+            with connection.transaction() if _is_of_psycopg(connection) else nullcontext():
+                yield connection
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -80,6 +82,10 @@ def executed(cursor: Any, statement: Statement, mark: str) -> Came:
     sql = statement.rendered(lambda index: mark)
     cursor.execute(sql, statement.values) if statement.values else cursor.execute(sql)
     return Came(cursor.rowcount, cursor.fetchall() if cursor.description else ())
+
+
+def _is_of_psycopg(connection: Any) -> bool:
+    return type(connection).__module__.partition(".")[0] == "psycopg"
 
 
 def commits_by_itself(connection: Any) -> bool:
