@@ -133,6 +133,11 @@ class Barrier(_Rules):
         """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
         return self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
 
+    def drop(self, transaction_id: UUID) -> None:
+        """Let every later check answer rollback, although the local work is committed: its messages are dropped."""
+        if self.settle(transaction_id) is Verdict.COMMIT:
+            self.database.run(self.dropping(transaction_id))
+
     def read(self, transaction_id: UUID) -> Verdict:
         """Return the outcome that the row shows; UNKNOWN without a row. Nothing is written."""
         return self._outcome(self._reading(transaction_id))
@@ -187,6 +192,11 @@ class AsyncBarrier(_Rules):
     async def settle(self, transaction_id: UUID) -> Verdict:
         """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
         return await self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
+
+    async def drop(self, transaction_id: UUID) -> None:
+        """Let every later check answer rollback, although the local work is committed: its messages are dropped."""
+        if await self.settle(transaction_id) is Verdict.COMMIT:
+            await self.database.run(self.dropping(transaction_id))
 
     async def read(self, transaction_id: UUID) -> Verdict:
         """Return the outcome that the row shows; UNKNOWN without a row. Nothing is written."""

@@ -79,23 +79,23 @@ class Block:
         elif error is None:
             yield from self._ended(transaction)
         elif isinstance(error, Exception):
-            transaction.result = yield from self._conversation.failed(transaction, error)
+            transaction.result = yield from self._failed(transaction, error)
         else:
             # A cancellation or an exit does not show what the database did meanwhile.
             transaction.result = _left(transaction)
 
     def _ended(self, transaction: OpenTransaction) -> Exchange[None]:
         if transaction.rolled_back is not None:
-            transaction.result = yield from self._willed(transaction)
+            transaction.result = yield from self._conversation.dropped(transaction, transaction.rolled_back)
             return
         transaction.result, wrong = yield from self._conversation.verified(transaction)
         if wrong is not None:
             raise wrong
 
-    def _willed(self, transaction: OpenTransaction) -> Exchange[TransactionResult]:
-        if transaction.rolled_back is not None:
-            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=transaction.rolled_back))
-        return (yield from self._conversation.end(transaction, Verdict.COMMIT))
+    def _failed(self, transaction: OpenTransaction, error: Exception) -> Exchange[TransactionResult]:
+        if transaction.rolled_back is not None and not transaction.repeated:
+            return (yield from self._conversation.dropped(transaction, transaction.rolled_back, error))
+        return (yield from self._conversation.failed(transaction, error))
 
     def _bound(
         self, transaction: OpenTransaction, binding: Binding, error: BaseException | None
@@ -105,8 +105,10 @@ class Block:
             # The block is being cancelled: do not wait.
             self._follow(transaction, binding, state)
             return _left(transaction)
-        if error is None and transaction.rolled_back is not None:
-            return (yield from self._willed(transaction))
+        if error is None and state != "committed" and transaction.rolled_back is not None:
+            # Written into the database transaction, if it is open.
+            reason = transaction.rolled_back
+            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason))
         if state == "open":
             self._follow(transaction, binding, state)
             why = "its block closed while the bound database transaction is still open and may be rolled back"
@@ -132,8 +134,7 @@ class Block:
     ) -> Exchange[TransactionResult]:
         """Post the outcome of an ended database transaction; a later exception in the block does not change it."""
         if state == "committed" and transaction.rolled_back is not None:
-            reason = transaction.rolled_back
-            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
+            return (yield from self._conversation.dropped(transaction, transaction.rolled_back, error))
         if state == "committed":
             return (yield from self._committed(transaction, error))
         if state == "doubtful":
@@ -165,6 +166,9 @@ class Block:
         verdict = yield from self._conversation.settled(transaction)
         if verdict is Verdict.UNKNOWN:
             return (yield from self._conversation.leave_to_check(transaction, reason, error))
+        if verdict is Verdict.COMMIT and transaction.rolled_back is not None and not transaction.repeated:
+            # The code has committed by itself, before the block could write that its messages are dropped.
+            return (yield from self._conversation.dropped(transaction, transaction.rolled_back, error))
         return (yield from self._conversation.end(transaction, verdict, reason=reason, error=error))
 
 

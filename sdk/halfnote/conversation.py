@@ -183,6 +183,20 @@ class Conversation:
             verdict = yield from self.settled(transaction)
         return (yield from self.end(transaction, verdict, reason=reason_of(error), error=error))
 
+    def dropped(
+        self, transaction: Transaction, reason: str, error: Exception | None = None
+    ) -> Exchange[TransactionResult]:
+        """Post the rollback of messages that the code drops although its database transaction may be committed.
+
+        The barrier is told first, so that a check gives the same answer if the end is lost.
+        """
+        if self.barrier is not None and transaction.settle is not None:
+            came = yield Call(partial(self.barrier.drop, transaction.transaction_id), waits=True)
+            if isinstance(came, Raised):
+                unwritten = "transaction %s: the barrier could not note that its messages are dropped: %s"
+                log.warning(unwritten, transaction.transaction_id, came.error)
+        return (yield from self.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
+
     def settled(self, transaction: Transaction) -> Exchange[Verdict]:
         """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now."""
         if transaction.settle is None:

@@ -16,6 +16,9 @@ class Outcomes(Protocol):
     def settle(self, transaction_id: UUID) -> Any:
         """Return the outcome of local work that is over, and refuse later local work."""
 
+    def drop(self, transaction_id: UUID) -> Any:
+        """Let checks answer rollback for local work whose messages are dropped. Returns nothing."""
+
     def read(self, transaction_id: UUID) -> Any:
         """Return the outcome that the row shows."""
 

@@ -623,6 +623,60 @@ async def test_a_plain_block_that_does_it_right(engine: AsyncEngine, barrier: As
     assert [half.get("context") for half in halfnote.asked("/half")] == [None, None]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_messages_that_a_plain_block_drops_are_dropped_by_checks_too(
+    engine: AsyncEngine, barrier: AsyncBarrier, fails: bool
+) -> None:
+    """Its end may be lost, and check-back decides. An exception after the commit changes nothing."""
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        with contextlib.suppress(OutOfStock):
+            async with producer.transaction(ORDER) as tx:
+                async with session.begin():
+                    await barrier.enter(session, tx)
+                    await session.execute(text(INSERT.format(1)))
+                tx.rollback("no teapots left")
+                if fails:
+                    raise OutOfStock
+        assert await barrier.check_local(asked(tx.transaction_id)) is ROLLBACK
+    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
+    assert await numbers(engine) == [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_messages_that_are_dropped_after_a_commit_in_the_block(
+    engine: AsyncEngine, barrier: AsyncBarrier, fails: bool
+) -> None:
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        for block in (producer.begin(ORDER, session), producer.begin(ORDER)):
+            with contextlib.suppress(OutOfStock):
+                async with block as tx:
+                    await tx.connection.execute(text(INSERT.format(len(halfnote.asked("/half")))))
+                    await tx.connection.commit()
+                    tx.rollback("no teapots left")
+                    if fails:
+                        raise OutOfStock
+            assert await barrier.check_local(asked(tx.transaction_id)) is ROLLBACK
+    ends = [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")]
+    assert ends == [("rollback", "no teapots left")] * 2
+    assert await numbers(engine) == [1, 2]
+
+
+async def test_a_barrier_that_cannot_be_written_keeps_no_messages_from_being_dropped(
+    engine: AsyncEngine, barrier: AsyncBarrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        async with producer.transaction(ORDER) as tx:
+            async with session.begin():
+                await barrier.enter(session, tx)
+                await session.execute(text("drop table halfnote_barrier"))
+            tx.rollback("no teapots left")
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["rollback"]
+    assert "could not note that its messages are dropped" in caplog.text
+
+
 async def test_an_exception_after_an_enter_without_await_does_not_roll_back(
     engine: AsyncEngine, barrier: AsyncBarrier
 ) -> None:
