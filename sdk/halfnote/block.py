@@ -47,7 +47,10 @@ class OpenTransaction(Transaction):
     rolled_back: str | None = field(default=None, repr=False)
 
     def rollback(self, reason: str) -> None:
-        """Drop the messages when the block closes, without an exception."""
+        """Drop the messages when the block closes, without an exception. Call it before the commit of a bound session.
+
+        A plain block writes it into its barrier at its end: if the process dies before, a check answers commit.
+        """
         self.rolled_back = reason
 
 

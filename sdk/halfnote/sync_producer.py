@@ -87,7 +87,7 @@ class SyncTransactionProducer:
 
         `context`: up to 4 KiB of JSON, which every check returns. `check`: a check policy for this transaction. Raises
         HalfFailed (nothing has happened), ListenerError (left to check-back). An exception of the local work is the
-        result's `error`.
+        result's `error`, and without a barrier a rollback: return UNKNOWN after an error of the database's commit.
         """
         if self._listener is None:
             raise ValueError("send needs a listener; without one use transaction()")
@@ -109,8 +109,8 @@ class SyncTransactionProducer:
         The half is posted, then the database transaction begins and enters the barrier. The end of the block commits,
         or rolls back after an exception, and posts the end. `connection`: what `barrier.enter` takes; by default a new
         one of the barrier's database, as `tx.connection` (with Django, the thread's). In a database transaction of the
-        caller that is open already, the end is left to check-back. Raises HalfFailed, BarrierRefused; ValueError
-        without a barrier.
+        caller that is open already, the end is left to check-back. Raises HalfFailed, BarrierRefused, NotCommitted if
+        the code rolled the database transaction back; ValueError without a barrier.
         """
         if self.barrier is None:
             raise ValueError("begin needs a barrier: SyncTransactionProducer(…, barrier=barrier)")
@@ -132,6 +132,7 @@ class SyncTransactionProducer:
 
         Commit the database transaction inside the block. With a barrier, `begin` is the better form: here the block
         must call `barrier.enter`; at its end it raises NotEntered or NotCommitted if it did not, or did not commit.
+        Without a barrier any exception is posted as a rollback, also that of a commit whose answer was lost.
         """
         options = {"transaction_id": transaction_id, "context": context, "check": check}
         with self.watched(None, messages, **options) as transaction:

@@ -47,7 +47,10 @@ class DbApi:
         return self._play(connection, script)
 
     def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractContextManager[Any]:
-        """Return the block of `producer.begin`. It also commits what was written on the connection before."""
+        """Return the block of `producer.begin`. It also commits what was written on the connection before.
+
+        Not with psycopg: there the block is a savepoint after any statement, also a read, and the caller commits.
+        """
         from halfnote.units import in_dbapi, in_psycopg
 
         if _is_of_psycopg(connection):
