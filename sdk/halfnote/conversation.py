@@ -188,7 +188,7 @@ class Conversation:
     ) -> Exchange[TransactionResult]:
         """Post the rollback of messages that the code drops although its database transaction may be committed.
 
-        The barrier is told first, so that a check gives the same answer if the end is lost.
+        The barrier has it first, so that a check gives the same answer if the end is lost.
         """
         if self.barrier is not None and transaction.settle is not None:
             came = yield Call(partial(self.barrier.drop, transaction.transaction_id), waits=True)
