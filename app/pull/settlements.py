@@ -47,9 +47,12 @@ def acknowledged(held: Held, handle: HeldMessage, now: datetime) -> HeldSettleme
     return settlement
 
 
-def failed(error: str) -> Failed:
-    """Return the outcome of a message that the consumer did not take."""
-    return Failed(error=error, status=None, response=None, retry_after_s=None, duration_ms=0)
+def failed(error: str, *, postponed_s: float | None = None) -> Failed:
+    """Return the outcome of a message that the consumer did not take.
+
+    `postponed_s`: it was not begun, and is postponed by so many seconds, as by Retry-After.
+    """
+    return Failed(error=error, status=None, response=None, retry_after_s=postponed_s, duration_ms=0)
 
 
 def refused(

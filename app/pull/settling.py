@@ -23,6 +23,7 @@ from app.store.pull.settles import HeldSettlement, settle_held
 from app.store.relay.announcements import Announcement, announce
 from app.store.relay.results import DEAD
 from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import DeliveryOutcome
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +40,10 @@ ACKNOWLEDGED = Acknowledged(False)
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """The message is a retry that is due at `due_at`, or a dead letter (None)."""
+    """The message is a retry that is due at `due_at`, or a dead letter (None). `what`: the outcome of the attempt."""
 
     due_at: datetime | None
+    what: DeliveryOutcome | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ async def give_back(
 ) -> tuple[list[GivenBack | None], bool]:
     """Record a failed attempt of each message: a retry, or a dead letter after the last try or if it is refused.
 
-    The wait for the retry begins after the wait for the locks of what is held. Return also whether something was
-    announced, so that the relay must be woken.
+    The wait for the retry begins after the wait for the locks of what is held. One that was not begun uses up no try,
+    and leaves no attempt. Return also whether something was announced, so that the relay must be woken.
     """
     async with connection.transaction():
         held = await _held(connection, subscription.subscription_id, handles, clock.now())
@@ -122,7 +124,8 @@ async def give_back(
         published = await record(connection, list(settled.values()), names, now)
     for one in settled.values():
         _log(subscription.name, one)
-    return [GivenBack(settled[n].due_at) if n in settled else None for n in range(len(handles))], published
+    given_back = [GivenBack(settled[n].due_at, settled[n].what) if n in settled else None for n in range(len(handles))]
+    return given_back, published
 
 
 async def extend(

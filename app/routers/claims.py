@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, TypeVar
@@ -152,12 +153,17 @@ async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeD
 async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
     """Record a failed attempt of each message. It comes again after `retry_after_s`, or as `retry` says.
 
-    After the last try of the subscription's `retry` it is a dead letter (`result: dead`).
+    After the last try of the subscription's `retry` it is a dead letter (`result: dead`). With `begun: false` no
+    attempt is recorded, and the same one comes again.
     """
     opening = await _Opening.of(runtime, caller, name)
     handles = opening.valid(wanted.handles)
     await note_act_first(runtime, caller, "subscription.give_back", name, handles)
-    return await _give_back(runtime, opening, wanted.handles, handles, failed(wanted.error), wanted.retry_after_s)
+    if wanted.begun:
+        outcome, retry_after_s = failed(wanted.error), wanted.retry_after_s
+    else:
+        outcome, retry_after_s = failed(wanted.error, postponed_s=wanted.retry_after_s or 0), None
+    return await _give_back(runtime, opening, wanted.handles, handles, outcome, retry_after_s)
 
 
 @router.post(
@@ -330,8 +336,8 @@ async def _give_back(
     runtime.wake_ups.claimable()
     if published:
         runtime.wake_ups.published()
-    what = "refused" if isinstance(outcome, Refused) else "failed"
-    runtime.metrics.relay.deliveries.labels(opening.subscription.name, what).inc(sum(one is not None for one in found))
+    for what, times in Counter(one.what for one in found if one is not None).items():
+        runtime.metrics.relay.deliveries.labels(opening.subscription.name, what).inc(times)
 
     def shown(named: str, one: GivenBack) -> _Settled:
         return _Settled(200, named, result="dead" if one.due_at is None else "retry", due_at=one.due_at)

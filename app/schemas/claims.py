@@ -91,7 +91,14 @@ class GiveBackRequest(Strict):
         ge=0,
         le=RETRY_AFTER_MOST_S,
         strict=True,
-        description="when they come again; not given: as the subscription's `retry` says. It uses up a try either way",
+        description="when they come again; not given: as the subscription's `retry` says, or after a second if they "
+        "were not begun",
+    )
+    begun: bool = Field(
+        True,
+        strict=True,
+        description="false: the consumer has not begun to work on them. Each then comes again as the same attempt, and "
+        "no try is used up, for 72 hours from its first claim; not sooner than after a second",
     )
     error: str = Field(
         "the consumer gave it back",

@@ -59,6 +59,8 @@ class Consumer:
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
         self._held: dict[str, HeldMessage] = {}
+        # The handles of those that are being worked on. What is given back besides uses up no try.
+        self._begun: set[str] = set()
         # Worked on, until the answer to their acknowledgement: they are held for longer as well.
         self._done: dict[str, HeldMessage] = {}
         self._to_acknowledge: list[HeldMessage] = []
@@ -68,8 +70,8 @@ class Consumer:
     async def messages(self) -> AsyncIterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
-        were claimed with it. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
+        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
         """
         await self._give_back(None)
         try:
@@ -78,6 +80,7 @@ class Consumer:
                     if self._stopping.is_set():
                         return
                     if one.handle in self._held:
+                        self._begun.add(one.handle)
                         yield one.message
                         await self._acknowledge(one)
                 await self._acknowledged()
@@ -94,8 +97,9 @@ class Consumer:
         """Run `handler(message)`, or with an inbox `handler(message, connection)`, for each message, until `stop`.
 
         With an inbox each message has its effect once, in one database transaction with the message's row. An
-        exception gives the message back, and the later ones of its key; Reject makes it a dead letter. `at_once`: how
-        many handlers run at once; messages of a key are handled one after the other. Raises Refused.
+        exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
+        letter. `at_once`: how many handlers run at once; messages of a key are handled one after the other. Raises
+        Refused.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         await self._give_back(None)
@@ -106,7 +110,7 @@ class Consumer:
         await self._give_back(None)
 
     def stop(self) -> None:
-        """Claim no more. What is being worked on is finished and settled; the rest is given back."""
+        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
         self._stopping.set()
 
     async def close(self, error: BaseException | None = None) -> None:
@@ -129,6 +133,7 @@ class Consumer:
                     return
                 if one.handle not in self._held:
                     continue
+                self._begun.add(one.handle)
                 try:
                     await take(one.message)
                 except Reject as rejected:
@@ -139,7 +144,7 @@ class Consumer:
                     await self._settle("nack", [one], error=error_of(error))
                     rest = [later for later in lane[n + 1 :] if later.handle in self._held]
                     if rest:
-                        await self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
+                        await self._settle("nack", rest, begun=False, error=EARLIER_FAILED)
                     return
                 else:
                     await self._acknowledge(one)
@@ -161,11 +166,14 @@ class Consumer:
 
     async def _acknowledged(self) -> None:
         """Wait until nothing is left to acknowledge."""
-        if self._acknowledging is not None:
+        task = self._acknowledging
+        if task is not None:
             # Unlike an await of the task, it goes on if this one is cancelled.
-            await asyncio.wait([self._acknowledging])
-            over, self._acknowledging = self._acknowledging, None
-            over.result()
+            await asyncio.wait([task])
+            # A loop that is left and `close` may wait at the same time.
+            if self._acknowledging is task:
+                self._acknowledging = None
+            task.result()
 
     async def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
@@ -223,6 +231,7 @@ class Consumer:
         """Settle messages. What fails is logged: they come again."""
         for one in held:
             self._held.pop(one.handle, None)
+            self._begun.discard(one.handle)
         try:
             lost = await self._driver.run(self._consuming.settled(act, held, **fields))
         except HalfnoteError as error:
@@ -238,9 +247,15 @@ class Consumer:
     async def _give_back(self, error: BaseException | None) -> None:
         await self._acknowledged()
         held = list(self._held.values())
-        if held:
-            why = "the consumer stopped" if error is None else error_of(error)
-            await self._settle("nack", held, retry_after_s=0.0, error=why)
+        # At once: a loop that is left and `close` may both give back.
+        self._held.clear()
+        why = "the consumer stopped" if error is None else error_of(error)
+        begun = [one for one in held if one.handle in self._begun]
+        rest = [one for one in held if one.handle not in self._begun]
+        if begun:
+            await self._settle("nack", begun, retry_after_s=0.0, error=why)
+        if rest:
+            await self._settle("nack", rest, begun=False, error=why)
 
     async def __aenter__(self) -> "Consumer":
         return self

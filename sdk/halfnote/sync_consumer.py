@@ -62,6 +62,8 @@ class SyncConsumer:
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._held: dict[str, HeldMessage] = {}
+        # The handles of those that are being worked on. What is given back besides uses up no try.
+        self._begun: set[str] = set()
         # Worked on, until the answer to their acknowledgement: they are held for longer as well.
         self._done: dict[str, HeldMessage] = {}
         self._to_acknowledge: list[HeldMessage] = []
@@ -73,8 +75,8 @@ class SyncConsumer:
     def messages(self) -> Iterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
-        were claimed with it. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
+        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
         """
         self._give_back(None)
         try:
@@ -83,6 +85,7 @@ class SyncConsumer:
                     if self._stopping.is_set():
                         return
                     if one.handle in self._held:
+                        self._begun.add(one.handle)
                         yield one.message
                         self._acknowledge(one)
                 self._acknowledged()
@@ -99,8 +102,9 @@ class SyncConsumer:
         """Run `handler(message)`, or with an inbox `handler(message, connection)`, for each message, until `stop`.
 
         With an inbox each message has its effect once, in one database transaction with the message's row. An
-        exception gives the message back, and the later ones of its key; Reject makes it a dead letter. `at_once`: how
-        many handlers run at once; messages of a key are handled one after the other. Raises Refused.
+        exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
+        letter. `at_once`: how many handlers run at once; messages of a key are handled one after the other. Raises
+        Refused.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         self._give_back(None)
@@ -111,7 +115,7 @@ class SyncConsumer:
         self._give_back(None)
 
     def stop(self) -> None:
-        """Claim no more. What is being worked on is finished and settled; the rest is given back."""
+        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
         self._stopping.set()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -131,6 +135,7 @@ class SyncConsumer:
                 return
             if one.handle not in self._held:
                 continue
+            self._begun.add(one.handle)
             try:
                 not_awaitable(take(one.message))
             except Reject as rejected:
@@ -141,7 +146,7 @@ class SyncConsumer:
                 self._settle("nack", [one], error=error_of(error))
                 rest = [later for later in lane[n + 1 :] if later.handle in self._held]
                 if rest:
-                    self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
+                    self._settle("nack", rest, begun=False, error=EARLIER_FAILED)
                 return
             else:
                 self._acknowledge(one)
@@ -219,6 +224,7 @@ class SyncConsumer:
         """Settle messages. What fails is logged: they come again."""
         for one in held:
             self._held.pop(one.handle, None)
+            self._begun.discard(one.handle)
         try:
             lost = self._driver.run(self._consuming.settled(act, held, **fields))
         except HalfnoteError as error:
@@ -234,9 +240,15 @@ class SyncConsumer:
     def _give_back(self, error: BaseException | None) -> None:
         self._acknowledged()
         held = list(self._held.values())
-        if held:
-            why = "the consumer stopped" if error is None else error_of(error)
-            self._settle("nack", held, retry_after_s=0.0, error=why)
+        # At once: a loop that is left and `close` may both give back.
+        self._held.clear()
+        why = "the consumer stopped" if error is None else error_of(error)
+        begun = [one for one in held if one.handle in self._begun]
+        rest = [one for one in held if one.handle not in self._begun]
+        if begun:
+            self._settle("nack", begun, retry_after_s=0.0, error=why)
+        if rest:
+            self._settle("nack", rest, begun=False, error=why)
 
     def __enter__(self) -> "SyncConsumer":
         return self

@@ -289,6 +289,49 @@ async def test_at_each_time_a_message_is_its_consumers_or_a_workers(
     assert (again["message_id"], again["attempt"]) == (late["message_id"], 2)
 
 
+@pytest.mark.parametrize("held", ["by a claim", "by its row"])
+async def test_a_message_that_was_not_begun_keeps_its_tries_for_three_days(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, held: str
+) -> None:
+    await put_pulled(client, retry=[10.0])
+    consumer = Consumer(client)
+    runtime.clock.fixed = began = runtime.clock.now() + timedelta(seconds=1)
+    await publish(client, order(1))
+    for after_s, waited_s in ((None, 1), (0, 1), (0.2, 1), (30, 30)):
+        [message] = await consumer.claim(invisible_s=60)
+        if held == "by its row":
+            await consumer.settle("extend", message["handle"], invisible_s=120)
+        fields = {} if after_s is None else {"retry_after_s": after_s}
+        [outcome] = await consumer.settle(
+            "nack", message["handle"], begun=False, error="the consumer stopped", **fields
+        )
+        due_at = runtime.clock.fixed + timedelta(seconds=waited_s)
+        assert (message["attempt"], outcome["result"]) == (1, "retry")
+        assert datetime.fromisoformat(outcome["due_at"]) == due_at
+        assert await consumer.claim() == []
+        # The same handle gives nothing back a second time.
+        [again] = await consumer.settle("nack", message["handle"], begun=False)
+        assert again["status"] == 409
+        runtime.clock.fixed = due_at
+    row = await db.fetchrow("select attempts, last_error, first_at from delivery_retry")
+    assert row is not None
+    assert tuple(row) == (0, "the consumer stopped", began)
+    assert await db.fetchval("select count(*) from attempt") == 0
+    [message] = await consumer.claim(invisible_s=60)
+    runtime.clock.fixed = began + timedelta(hours=72)
+    await db.execute(
+        "update delivery_retry set leased_until = $1, due_at = $1", runtime.clock.fixed + timedelta(days=1)
+    )
+    [outcome] = await consumer.settle("nack", message["handle"], begun=False, retry_after_s=0)
+    assert datetime.fromisoformat(outcome["due_at"]) >= runtime.clock.fixed + timedelta(seconds=9)
+    runtime.clock.fixed += timedelta(seconds=60)
+    [message] = await consumer.claim()
+    assert message["attempt"] == 2
+    [outcome] = await consumer.settle("nack", message["handle"], begun=False)
+    assert outcome["result"] == "dead"
+    assert await db.fetchval("select array_agg(number order by number) from attempt") == [1, 2]
+
+
 async def test_the_first_attempt_is_that_of_the_receipt(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:

@@ -63,7 +63,8 @@ _ATTEMPT = same("transaction_id", "position", "subscription_id", "duration_ms", 
 
 # The caller has locked the rows and the claims in this database transaction, so the ctids are valid: a join by the key
 # could be planned as a read of all rows of the subscription for each one. A row with a copy of its message goes on
-# without its day, but gets no receipt and no attempt. Primary keys otherwise.
+# without its day, but gets no receipt and no attempt. What was given back before the work leaves no attempt either:
+# there can be many, and they use up none. Primary keys otherwise.
 SETTLE = f"""
 with asked as materialized (
   select a.*, exists (
@@ -89,7 +90,7 @@ with asked as materialized (
     and f.transaction_id = a.transaction_id and f.position = a.position
   where a.result = 'dead' and (a.at is not null or a.open) on conflict do nothing
 )
-{insert("attempt", _ATTEMPT, "from asked a where a.what is not null and a.open")}
+{insert("attempt", _ATTEMPT, "from asked a where a.what <> 'postponed' and a.open")}
 """  # noqa: S608 -- constants
 
 
@@ -98,8 +99,8 @@ class HeldSettlement:
     """What is recorded of a message that a consumer held. `at`: the ctid of its locked row; None: a claim had it.
 
     `attempts`: tries used up. `first_at`: None if there was none, of a dead letter that waited too long. `what`: the
-    outcome in the attempt's record, None if it was acknowledged. `digest`: of the body that was handed out.
-    `waits_from`: when the message began to wait.
+    outcome in the attempt's record, None if it was acknowledged; POSTPONED has no record. `digest`: of the body that
+    was handed out. `waits_from`: when the message began to wait.
     """
 
     at: Ctid | None

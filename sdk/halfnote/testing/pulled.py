@@ -51,7 +51,7 @@ class Pulled:
         """Acknowledge, give back, reject or extend."""
         if not request.get("handles"):
             raise invalid("handles", "at least one handle is expected")
-        outcomes = [self._settled(act, handle) for handle in request["handles"]]
+        outcomes = [self._settled(act, handle, request.get("begun", True)) for handle in request["handles"]]
         return httpx.Response(200, json={"outcomes": outcomes})
 
     def lapse(self) -> None:
@@ -59,7 +59,7 @@ class Pulled:
         for handle in list(self._held):
             self._again(self._held.pop(handle))
 
-    def _settled(self, act: str, handle: str) -> dict[str, Any]:
+    def _settled(self, act: str, handle: str, begun: bool) -> dict[str, Any]:
         if act == "ack" and handle in self._done:
             return {"status": 200, "replayed": True}
         message = self._held.get(handle)
@@ -75,11 +75,14 @@ class Pulled:
             self.acknowledged.append(message)
             return {**shown, "replayed": False}
         if act == "nack":
-            return {**shown, "result": self._again(message)}
+            return {**shown, "result": self._again(message, begun=begun)}
         self.dead.append(message)
         return {**shown, "result": "dead"}
 
-    def _again(self, message: Message) -> str:
+    def _again(self, message: Message, *, begun: bool = True) -> str:
+        if not begun:
+            self._waiting.append(message)
+            return "retry"
         if message.attempt >= TRIES:
             self.dead.append(message)
             return "dead"
