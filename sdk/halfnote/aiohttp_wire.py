@@ -8,7 +8,7 @@ import aiohttp
 from yarl import URL
 
 from halfnote.exchange import NoAnswer, Request, Response
-from halfnote.http import LIMITS, SHORT_OF_ANSWER
+from halfnote.http import CONNECTED_WITHIN, LIMITS, SHORT_OF_ANSWER
 from halfnote.tls import trusted
 
 _FAILURES = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -57,4 +57,5 @@ class AiohttpWire:
 
 @lru_cache(maxsize=16)
 def _timeouts(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, connect=seconds, sock_connect=seconds, sock_read=seconds)
+    connect_s = seconds * CONNECTED_WITHIN
+    return aiohttp.ClientTimeout(total=seconds, connect=connect_s, sock_connect=connect_s)

@@ -26,7 +26,8 @@ from halfnote.exchange import (
     Wait,
 )
 from halfnote.hosting import called_async, is_async
-from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
+from halfnote.http import CONNECTED_WITHIN, FAILURES, LIMITS, answered, base_of, unanswered
+from halfnote.time_limits import within
 from halfnote.tls import trusted
 
 T = TypeVar("T")
@@ -155,21 +156,26 @@ class HttpxWire:
     async def ask(self, request: Request) -> Response | NoAnswer:
         """Send a request, and read its answer."""
         try:
-            answer = await self._transport.handle_async_request(self._made(request))
-            try:
-                await answer.aread()
-            finally:
-                await answer.aclose()
+            # The limits of httpx are for each read and write, so an answer in small parts would have none.
+            return await within(request.timeout_s, self._answer(request))
         except FAILURES as error:
             return unanswered(error, request.timeout_s)
-        return answered(answer)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._transport.aclose()
 
+    async def _answer(self, request: Request) -> Response:
+        answer = await self._transport.handle_async_request(self._made(request))
+        try:
+            await answer.aread()
+        finally:
+            await answer.aclose()
+        return answered(answer)
+
     def _made(self, request: Request) -> httpx.Request:
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_s)
+        connect_s = request.timeout_s * CONNECTED_WITHIN
+        timeouts = {"connect": connect_s, "read": request.timeout_s, "write": request.timeout_s, "pool": connect_s}
         return httpx.Request(
             request.method,
             self._url + request.path,

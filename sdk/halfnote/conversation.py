@@ -39,11 +39,12 @@ NOTHING_DONE = "the half message was not confirmed in time, so nothing was done"
 class Conversation:
     """One producer's part. Durations in seconds.
 
-    `barrier`: what a block without a binding must have entered. `attempt_s` bounds one request, `half_within_s` all
-    attempts at a half, `end_within_s` all attempts at an end, which continue in the background after the first.
-    `refused_within_s` bounds a half whose connects are all refused. `serialize` returns what JSON has in place of a
-    value that it does not have. `traceparent` returns the W3C trace context of each request. Without `wait_for_end`,
-    all attempts at an end are in the background.
+    `barrier`: what a block without a binding must have entered. `attempt_s` bounds one request; on threads, its
+    connection and each wait for a part of it or of its answer. `half_within_s` bounds all attempts at a half,
+    `end_within_s` all attempts at an end, which continue in the background after the first. `refused_within_s` bounds a
+    half whose connects are all refused. `serialize` returns what JSON has in place of a value that it does not have.
+    `traceparent` returns the W3C trace context of each request. Without `wait_for_end`, all attempts at an end are in
+    the background.
     """
 
     group: str

@@ -14,6 +14,9 @@ LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100, keepa
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.ProxyError)
 _NOT_SENT_BY_AIOHTTP = ("ClientConnectorError", "ConnectionTimeoutError", "InvalidURL")
 SHORT_OF_ANSWER = "no answer within {:g} s ({})"
+# The part of a request's time in which it must be connected. A limit for the whole that comes first would hide that
+# nothing was sent.
+CONNECTED_WITHIN = 0.9
 # There was no connection, and no time limit was reached: refused, unreachable, an unknown name.
 _REFUSED_BY_AIOHTTP = "ClientConnectorError"
 # The exceptions of httpx and its transports when no answer comes.
@@ -54,6 +57,6 @@ def unanswered(error: Exception, timeout_s: float) -> NoAnswer:
         names = {base.__name__ for base in type(cause).__mro__}
         sent, refused = names.isdisjoint(_NOT_SENT_BY_AIOHTTP), _REFUSED_BY_AIOHTTP in names
         text = str(cause) or type(cause).__name__
-    elif isinstance(error, httpx.TimeoutException):
+    elif isinstance(error, (httpx.TimeoutException, asyncio.TimeoutError)):
         text = SHORT_OF_ANSWER.format(timeout_s, type(error).__name__)
     return NoAnswer(text, sent, refused)

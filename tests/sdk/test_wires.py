@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any
@@ -109,6 +109,33 @@ async def test_an_answer_that_does_not_come_in_time(wire_to: Callable[[str], Wir
     assert isinstance(late, NoAnswer)
     assert late.sent
     assert late.error.startswith("no answer within 0.2 s (")
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+@pytest.mark.parametrize("part", ["answer", "request"])
+async def test_a_request_has_its_time_as_a_whole(wire_to: Callable[[str], Wire], part: str) -> None:
+    """An answer that comes in small parts; and one that is not read, so that the write waits."""
+    goes_on = asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if part == "answer":
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not goes_on.is_set():
+                writer.write(b" ")
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(goes_on.wait(), 0.02)
+        await goes_on.wait()
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0, limit=1024)
+    async with server, asyncio.timeout(60):
+        wire = wire_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        late = await wire.ask(Request("POST", "/half", b" " * (2 if part == "answer" else 20_000_000), 0.3))
+        goes_on.set()
+    assert isinstance(late, NoAnswer)
+    assert late.sent
+    assert late.error.startswith("no answer within 0.3 s (")
 
 
 async def test_aiohttp_is_taken_where_it_is_installed_and_no_transport_is_given() -> None:
