@@ -134,7 +134,11 @@ def wsgi_app(endpoint: Endpoint, inner: Callable[..., Iterable[bytes]] | None, p
 
 
 def django_view(endpoint: Endpoint) -> Callable[..., Any]:
-    """Return a Django view, async if the user's function must be awaited. Requests are signed, so it needs no CSRF."""
+    """Return a Django view, async if the user's function must be awaited. Requests are signed, so it needs no CSRF.
+
+    Raises ImproperlyConfigured before Django has its settings.
+    """
+    from django.db import connections, transaction
     from django.http import HttpRequest, HttpResponse
 
     def response(reply: Reply) -> HttpResponse:
@@ -161,6 +165,9 @@ def django_view(endpoint: Endpoint) -> Callable[..., Any]:
 
     chosen: Any = async_view if endpoint.calls_async else view
     chosen.csrf_exempt = True
+    # With ATOMIC_REQUESTS a barrier or an inbox would be inside of a database transaction that ends after the answer.
+    for alias in connections:
+        chosen = transaction.non_atomic_requests(using=alias)(chosen)
     return chosen  # type: ignore[no-any-return]
 
 

@@ -34,6 +34,7 @@ from app.destinations.rabbitmq import message_of
 from app.runtime.state import Runtime
 from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner, shell_blocks_of
 from tests.sdk.in_process import service
+from tests.sdk.servers import configure
 from tests.sdk.shop import fresh, with_driver
 from tests.sdk.sites import django_alias
 from tests.support.check_stepping import attempts, in_doubt
@@ -92,6 +93,7 @@ async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
     await run(head, names)
     await run(fastapi, names)
     await run(flask, {**names, "app": Flask("shop")})
+    configure()
     await run(django, {**names, "path": path})
     await run(BARRIER, names)
     await names["place_plainly"](7)

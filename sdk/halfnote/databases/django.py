@@ -37,11 +37,13 @@ class Django:
         """Return the block of `producer.begin`."""
         from halfnote.units import in_django
 
+        self._close_if_lost()
         return in_django(producer, messages, **half, using=self._using)
 
     @contextmanager
     def begin(self) -> Iterator[None]:
         """Begin an outermost `atomic` block; commit at its end, or roll back. Raises RuntimeError inside one."""
+        self._close_if_lost()
         with transaction.atomic(using=self._using, durable=True):
             yield
 
@@ -50,6 +52,12 @@ class Django:
         if not connections[self._using].in_atomic_block:
             raise NotInTransaction("there is no database transaction: use `with transaction.atomic()`")
         return self._play(script)
+
+    def _close_if_lost(self) -> None:
+        """Close a connection that is lost or too old, as Django does at each request: a worker thread has none."""
+        connection = connections[self._using]
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
 
     def _play(self, script: Script[T]) -> T:
         with connections[self._using].cursor() as cursor:
