@@ -115,19 +115,19 @@ def in_dbapi(
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a connection of another DB-API driver. Options as of `transaction()`."""
     unit = Unit(hides_rollbacks=hides_rollbacks)
-    # In autocommit mode `commit()` of psycopg2 and sqlite3 does nothing, also after a `begin`; that of MySQL's drivers
-    # commits, and takes what was not read.
-    by_statement = getattr(connection, "autocommit", None) is True and not hides_rollbacks
-    committed = _committed(connection, by_statement=by_statement)
-    with in_sync(producer, messages, half, connection, committed, unit, nested=False) as transaction:
+    database_transaction = committed(connection, "mysql" if hides_rollbacks else None)
+    with in_sync(producer, messages, half, connection, database_transaction, unit, nested=False) as transaction:
         yield transaction
         if producer.barrier is None and not hides_rollbacks:
             _execute(connection, STANDS)
 
 
 @contextmanager
-def _committed(connection: Any, *, by_statement: bool) -> Iterator[None]:
+def committed(connection: Any, dialect: str | None) -> Iterator[None]:
     """Begin a database transaction unless the driver does; commit at the end, roll back after an exception."""
+    # In autocommit mode `commit()` of psycopg2 and sqlite3 does nothing, also after a `begin`; that of MySQL's drivers
+    # commits, and takes what was not read.
+    by_statement = getattr(connection, "autocommit", None) is True and dialect != "mysql"
     commit, rollback = connection.commit, connection.rollback
     if by_statement:
         commit, rollback = partial(_execute, connection, "commit"), partial(_execute, connection, "rollback")

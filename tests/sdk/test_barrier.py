@@ -6,7 +6,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from uuid import UUID
 
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
 from django.db import DatabaseError
 from halfnote import (
@@ -292,6 +293,46 @@ async def test_a_row_is_not_written_on_its_own(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "shop.db", autocommit=True)) as connection:
             with pytest.raises(NotInTransaction):
                 barrier.enter(connection, new_id())
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+async def test_a_check_on_connections_in_autocommit_mode_waits_no_longer_than_others(driver: str) -> None:
+    """PostgreSQL's limit holds for one database transaction, which is one statement there."""
+    async with postgres() as url:
+
+        def connect() -> Any:
+            if driver == "psycopg":
+                return psycopg.connect(url, autocommit=True)
+            connection = psycopg2.connect(url)
+            connection.autocommit = True
+            return connection
+
+        barrier, one = Barrier(DbApi(connect, "postgresql"), wait_s=0.2), new_id()
+        barrier.create_table()
+        with psycopg.connect(url) as connection:
+            barrier.enter(connection, one)
+            checking = asyncio.create_task(asyncio.to_thread(barrier.check_local, asked(one)))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(checking), 30)
+            answered = checking.done()
+        assert (answered, await checking) == (True, UNKNOWN)
+        assert barrier.check_local(asked(one)) is COMMIT
+
+
+async def test_blocks_that_hold_all_connections_do_not_wait_for_each_other_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("halfnote.barrier.CONNECTED_IN_S", 0.2)
+    halfnote = Scripted()
+    async with postgres() as url, asyncpg.create_pool(url, min_size=0, max_size=1) as pool:
+        barrier = AsyncBarrier(Asyncpg(pool), wait_s=0.2)
+        await barrier.create_table()
+        producer = TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=halfnote.transport())
+        async with asyncio.timeout(60), producer, pool.acquire() as connection:
+            async with producer.transaction(ORDER) as tx, connection.transaction():
+                await barrier.enter(connection, tx)
+    assert tx.result is not None
+    assert tx.result.end == "left_to_check"
 
 
 @pytest.mark.slow

@@ -59,16 +59,15 @@ class DbApi:
 
     @contextmanager
     def begin(self) -> Iterator[Any]:
-        """Yield a connection; commit at the end, roll back what raises."""
+        """Yield a connection; commit at the end, roll back what raises. In autocommit mode it begins by a statement."""
+        from halfnote.units import committed
+
         connection = self._connect()
         try:
             # psycopg can refuse that the code commits a part of the work; other drivers cannot.
-            with connection.transaction() if _is_of_psycopg(connection) else nullcontext():
+            whole = connection.transaction() if _is_of_psycopg(connection) else nullcontext()
+            with committed(connection, self._dialect), whole:
                 yield connection
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
         finally:
             self._release(connection)
 
