@@ -6,9 +6,11 @@ local transaction that is still open, and makes a local transaction after the ch
 is correct at any time, unlike a check that only reads whether the order exists.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,6 +28,7 @@ from halfnote.databases.base import (
 from halfnote.errors import BarrierRefused
 from halfnote.ids import lowest_id
 from halfnote.listener import CheckedTransaction
+from halfnote.time_limits import within
 from halfnote.transaction import Transaction
 from halfnote.verdicts import Verdict
 
@@ -36,6 +39,9 @@ TABLE = "halfnote_barrier"
 KEEP = timedelta(days=45)
 # Less than a producer group's `check_timeout_s`, so that the answer still comes.
 WAIT_S = 3.0
+# What asking an asynchronous database may take besides, such as the wait for a connection of a full pool. Blocks that
+# hold all of them would wait for each other for ever.
+CONNECTED_IN_S = 1.0
 # In MySQL two checks that waited for the same local transaction may deadlock when it is rolled back.
 TRIES = 5
 # An id contains the time of the machine that made it, which may be 5 min off, and a half may be repeated for a while.
@@ -79,7 +85,10 @@ class _Rules:
     def _checking(self, transaction: CheckedTransaction) -> Callable[[], Script[Verdict]]:
         # A row that refuses later local work would roll back an order whose block never entered.
         refuse = transaction.barrier and transaction.age_s <= self._keep.total_seconds()
-        return partial(self._sql.checking, str(transaction.transaction_id), refuse=refuse)
+        sql = self._sql
+        if transaction.within_s is not None:
+            sql = replace(sql, wait_s=min(sql.wait_s, transaction.within_s))
+        return partial(sql.checking, str(transaction.transaction_id), refuse=refuse)
 
     def _answer(self, transaction: CheckedTransaction, verdict: Verdict) -> Verdict:
         if verdict is Verdict.UNKNOWN and not transaction.barrier:
@@ -106,7 +115,8 @@ class Barrier(_Rules):
 
     `table` may contain a schema. `keep`: how long rows are kept, at least as long as Halfnote keeps undecided
     transactions.
-    `wait_s`: how long a check waits for a local transaction that is still open, before it answers `unknown`.
+    `wait_s`: how long a check waits for a local transaction that is still open, before it answers `unknown`; less for
+    one of many in one call.
     """
 
     def __init__(
@@ -211,6 +221,13 @@ class AsyncBarrier(_Rules):
         return await self.database.run(self._purging(older_than))
 
     async def _outcome(self, script: Callable[[], Script[Verdict]]) -> Verdict:
+        limit_s = self._sql.wait_s + CONNECTED_IN_S
+        try:
+            return await within(limit_s, self._tried(script))
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer of the barrier's database within {limit_s:g} s") from None
+
+    async def _tried(self, script: Callable[[], Script[Verdict]]) -> Verdict:
         for tried in range(1, TRIES + 1):
             try:
                 return await self.database.run(script())

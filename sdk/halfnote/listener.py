@@ -29,7 +29,8 @@ class CheckedTransaction:
     """A transaction that Halfnote asks about: its answered check number `check` of at most `max_checks`.
 
     `age_s`: how long ago the half was stored, by the coordinator's clock and this machine's. `barrier`: the half's
-    block enters the barrier by itself, so a missing row in the barrier proves that nothing was committed.
+    block enters the barrier by itself, so a missing row in the barrier proves that nothing was committed. `within_s`:
+    how long the answer may wait for an open database transaction, if Halfnote asks about many at once.
     """
 
     transaction_id: UUID
@@ -41,6 +42,7 @@ class CheckedTransaction:
     context: Any
     messages: list[CheckedMessage]
     barrier: bool = False
+    within_s: float | None = None
 
 
 class CheckListener(Protocol):

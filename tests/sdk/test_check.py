@@ -8,15 +8,21 @@ from decimal import Decimal
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from flask import Flask
 from halfnote import COMMIT, CheckedTransaction, CheckEndpoint, Verdict
+from halfnote.barrier import Barrier
+from halfnote.barrier_mark import marked
+from halfnote.databases.dbapi import DbApi
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import BODY_MAX_BYTES
+from halfnote.ids import new_id
 from halfnote.signatures import sign
 from halfnote.times import instant
 
 from tests.sdk.servers import threaded, wsgi_server
+from tests.sdk.sites import postgres
 
 PATH = "/halfnote/check"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
@@ -199,3 +205,19 @@ def test_decimals_of_a_time() -> None:
 
 def test_verdicts_are_what_the_service_reads() -> None:
     assert [known.value for known in Verdict] == ["commit", "rollback", "unknown"]
+
+
+async def test_one_of_many_that_must_wait_keeps_no_answers_back() -> None:
+    """The coordinator waits for 5 s, a barrier for 3 s."""
+    async with postgres() as url:
+        barrier = Barrier(DbApi(lambda: psycopg.connect(url), "postgresql"))
+        barrier.create_table()
+        ids = [new_id() for _ in range(4)]
+        checks = [json.loads(asked(str(one), context=marked(None))) for one in ids]
+        body = json.dumps({"type": "halfnote.checks", "producer_group": "shop", "checks": checks}).encode()
+        with psycopg.connect(url) as connection:
+            barrier.enter(connection, ids[0])
+            barrier.enter(connection, ids[2])
+            answer = await post(endpoint_of(barrier), body)
+    verdicts = [(one["transaction_id"], one["verdict"]) for one in answer.json()["answers"]]
+    assert verdicts == [(str(one), "unknown" if n in (0, 2) else "rollback") for n, one in enumerate(ids)]
