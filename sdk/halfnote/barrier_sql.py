@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from halfnote.databases.base import Dialect, Script, Statement
+from halfnote.lock_limit import limited
 from halfnote.verdicts import Verdict
 
 LOCAL, REFUSED = "local", "rollback"
@@ -82,16 +83,8 @@ class BarrierSql:
 
         Runs in its own database transaction, whose commit must return before the verdict is used.
         """
-        yield from self._wait_less()
-        try:
-            if refuse:
-                yield self._insert(transaction_id, REFUSED)
-            recorded = yield from self.recorded(transaction_id)
-        except Exception:
-            yield from self._wait_as_before()
-            raise
-        yield from self._wait_as_before()
-        return recorded or Verdict.UNKNOWN
+        found = self._found(transaction_id, refuse=refuse)
+        return (yield from limited(self.dialect, self.wait_s, found)) or Verdict.UNKNOWN
 
     def purging(self, before: str) -> Script[int]:
         """Delete the rows of transactions older than the id `before`."""
@@ -106,6 +99,11 @@ class BarrierSql:
         )
         return [(str(row[0]), row[1]) for row in came.rows]
 
+    def _found(self, transaction_id: str, *, refuse: bool) -> Script[Verdict | None]:
+        if refuse:
+            yield self._insert(transaction_id, REFUSED)
+        return (yield from self.recorded(transaction_id))
+
     @property
     def _id(self) -> str:
         return "cast({0} as uuid)" if self.dialect == "postgresql" else "{0}"
@@ -119,15 +117,3 @@ class BarrierSql:
         latest = " lock in share mode" if self.dialect == "mysql" else ""
         sql = f"select reason from {self.table} where transaction_id = {self._id}{latest}"  # noqa: S608
         return Statement(sql, (transaction_id,))
-
-    def _wait_less(self) -> Script[None]:
-        if self.dialect == "postgresql":
-            yield Statement(f"select set_config('lock_timeout', '{int(self.wait_s * 1000)}ms', true)")
-        elif self.dialect == "mysql":
-            wait_s = max(1, round(self.wait_s))
-            yield Statement("set @halfnote_wait_s = @@innodb_lock_wait_timeout")
-            yield Statement(f"set innodb_lock_wait_timeout = {wait_s}")
-
-    def _wait_as_before(self) -> Script[None]:
-        if self.dialect == "mysql":
-            yield Statement("set innodb_lock_wait_timeout = @halfnote_wait_s")

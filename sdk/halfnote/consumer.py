@@ -13,13 +13,13 @@ import httpx
 from halfnote.async_driver import AsyncDriver
 from halfnote.claiming import paused_s
 from halfnote.consuming import (
-    EARLIER_FAILED,
     EXTENDED_AFTER,
     FAILED,
     LEFT,
     Consuming,
     HeldMessage,
     error_of,
+    given_back,
     lanes_of,
     said,
 )
@@ -141,10 +141,9 @@ class Consumer:
                     await self._settle("reject", [one], reason=said(rejected.reason))
                 except Exception as error:
                     log.error("message %s failed", one.message.message_id, exc_info=error)
-                    await self._settle("nack", [one], error=error_of(error))
                     rest = [later for later in lane[n + 1 :] if later.handle in self._held]
-                    if rest:
-                        await self._settle("nack", rest, begun=False, error=EARLIER_FAILED)
+                    for back in given_back(one, rest, error):
+                        await self._settle("nack", back.held, **back.fields)
                     return
                 else:
                     await self._acknowledge(one)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from halfnote.errors import Refused
+from halfnote.errors import Refused, StillRunning
 from halfnote.exchange import Exchange, Request, asked
 from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
@@ -23,6 +23,8 @@ HELD_S = 60.0
 EXTENDED_AFTER = 1 / 3
 # How many characters of an error the service keeps.
 ERROR_MAX = 500
+# When a message comes again that another consumer still works on.
+RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
 LEFT = "%d messages were not settled (%s), and come again: %s"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
@@ -142,6 +144,23 @@ def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
 
 
 def error_of(error: BaseException) -> str:
+@dataclass(frozen=True)
+class GivenBack:
+    """Messages to give back with one request, and its fields."""
+
+    held: Sequence[HeldMessage]
+    fields: Mapping[str, Any]
+
+
+def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseException) -> list[GivenBack]:
+    """Return how to give back a message whose handler raised, and the `rest`, the later ones of its key."""
+    if isinstance(error, StillRunning):
+        fields = {"begun": False, "retry_after_s": RUNNING_RETRY_S, "error": error_of(error)}
+        return [GivenBack([one, *rest], fields)]
+    failed = GivenBack([one], {"error": error_of(error)})
+    return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
+
+
     """Return what a consumer says of an exception."""
     return said(f"{type(error).__name__}: {error}")
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from halfnote.errors import StillRunning
 from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
 from halfnote.inbox import AsyncInbox, Inbox, Reject
@@ -18,14 +19,17 @@ log = logging.getLogger("halfnote")
 
 # How many characters of a reason the service keeps.
 REASON_MAX = 500
+# When a message that is still worked on comes again. It uses up no try.
+RETRY_AFTER_S = 5
 
 
 class DeliveryEndpoint:
     """Receives a subscription's deliveries: verifies, reads, and runs the handler; with an inbox, once per message.
 
     `handler(message, connection)` with an inbox, else `handler(message)`; an async function is awaited. Answers: 200,
-    the handler has run, now or before; 500, the handler raised, and Halfnote tries again; 422, the handler raised
-    Reject, and the message becomes a dead letter at once. A test delivery is answered 200 without the handler.
+    the handler has run, now or before; 500, the handler raised, and Halfnote tries again; 503, another run of the
+    message goes on, and it comes again after 5 s, which uses up no try; 422, the handler raised Reject, and the message
+    becomes a dead letter at once. A test delivery is answered 200 without the handler.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class DeliveryEndpoint:
             log.error("a signed delivery was not understood: %s", error)
             return _refusal(400, str(error))
         rejected: Reject | None = None
-        failed = []
+        failed, running = [], []
         for message in messages:
             if message.is_test:
                 log.info("test delivery %s of subscription %s", message.message_id, message.subscription)
@@ -86,11 +90,16 @@ class DeliveryEndpoint:
             if isinstance(came.error, Reject):
                 log.error("message %s was rejected: %s", message.message_id, came.error.reason)
                 rejected = came.error
+            elif isinstance(came.error, StillRunning):
+                log.warning("%s", came.error)
+                running.append(message)
             else:
                 log.error("message %s failed", message.message_id, exc_info=came.error)
                 failed.append(message)
         if failed:
             return _refusal(500, f"the handler failed: {ids_of(failed)}; see the log of this service")
+        if running:
+            return _refusal(503, f"still worked on: {ids_of(running)}", {"retry-after": str(RETRY_AFTER_S)})
         if rejected is not None:
             return _rejection(rejected.reason)
         return Reply(200)
@@ -107,5 +116,5 @@ def _rejection(reason: str) -> Reply:
     return Reply(422, json.dumps({"status": 422, "detail": reason}).encode(), headers)
 
 
-def _refusal(status: int, detail: str) -> Reply:
-    return Reply(status, json.dumps({"status": status, "detail": detail}).encode())
+def _refusal(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(status, json.dumps({"status": status, "detail": detail}).encode(), headers or {})

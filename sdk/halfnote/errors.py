@@ -124,6 +124,14 @@ class NotEntered(HalfnoteError):
         self.transaction_id = transaction_id
 
 
+class StillRunning(HalfnoteError):
+    """Another database transaction has the message's row in the inbox: it is worked on, and comes again later."""
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(f"message {message_id} is worked on by another database transaction, which is still open")
+        self.message_id = message_id
+
+
 class NotCommitted(HalfnoteError):
     """A block of a producer with a barrier ended, and its database transaction was not committed.
 

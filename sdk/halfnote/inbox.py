@@ -5,13 +5,14 @@ wait, and a later one find the row. The handler's writes and the row are committ
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from halfnote.databases.base import AsyncDatabase, Database, Script, require_kind
-from halfnote.errors import HalfnoteError
+from halfnote.databases.base import AsyncDatabase, Database, Script, require_kind, waits_for_another
+from halfnote.errors import HalfnoteError, StillRunning
 from halfnote.hosting import not_awaitable
 from halfnote.ids import lowest_id
 from halfnote.inbox_sql import InboxSql
@@ -90,11 +91,13 @@ class Inbox(_Rules):
         `connection` is what the database's `begin` yields: a Session of SQLAlchemy, a DB-API connection, None with
         Django. An exception of the handler rolls back and is raised. The handler must not commit or roll back: after a
         commit of its own and an exception the message is a duplicate, and the rest of the work is never done. Raises
-        Undone.
+        Undone, and StillRunning if another run of the message goes on for longer than 3 s.
         """
         kept = False
         with self.database.begin() as connection:
-            if not self.database.within(connection, self._sql.receiving(*self._row(message))):
+            with _waiting(message):
+                is_first = self.database.within(connection, self._sql.receiving(*self._row(message)))
+            if not is_first:
                 return Received.DUPLICATE
             not_awaitable(handler(message, connection))
             if not self.database.within(connection, self._standing(message)):
@@ -129,11 +132,13 @@ class AsyncInbox(_Rules):
 
         `connection` is what the database's `begin` yields: an AsyncSession of SQLAlchemy, a connection of asyncpg or
         psycopg. An exception of the handler rolls back and is raised. The handler must not commit or roll back, as with
-        Inbox. Raises Undone.
+        Inbox. Raises Undone, and StillRunning if another run of the message goes on for longer than 3 s.
         """
         kept = False
         async with self.database.begin() as connection:
-            if not await self.database.within(connection, self._sql.receiving(*self._row(message))):
+            with _waiting(message):
+                is_first = await self.database.within(connection, self._sql.receiving(*self._row(message)))
+            if not is_first:
                 return Received.DUPLICATE
             await handler(message, connection)
             if not await self.database.within(connection, self._standing(message)):
@@ -151,3 +156,14 @@ class AsyncInbox(_Rules):
     async def purge(self, older_than: timedelta = KEEP) -> int:
         """Delete what is known of older messages; return how many. They would run again if they came again."""
         return await self.database.run(self._sql.purging(self._before(older_than)))
+
+
+@contextmanager
+def _waiting(message: Message) -> Iterator[None]:
+    """Raise StillRunning if the message's row could not be written in time."""
+    try:
+        yield
+    except Exception as error:
+        if waits_for_another(error):
+            raise StillRunning(message.message_id) from error
+        raise

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from halfnote.barrier_sql import is_table_name
 from halfnote.databases.base import Dialect, Script, Statement
+from halfnote.lock_limit import limited
 
 _CREATE = {
     "postgresql": """create table if not exists {table} (
@@ -38,6 +39,9 @@ _INSERT = {
     "sqlite": "insert or ignore into {table} ({columns}) values ({values})",
 }
 _COLUMNS = "consumer, message_id, replay, subscription"
+# How long a message waits for another run of itself. One that hangs, or whose lost connection the database has not
+# noticed, must not keep a thread or a connection for each new delivery.
+WAIT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ class InboxSql:
         yield Statement(self.create)
 
     def receiving(self, message_id: str, replay: str, subscription: str | None) -> Script[bool]:
-        """Write a message's row; return whether it is the first."""
+        """Write a message's row; return whether it is the first. Waits for WAIT_S for another run of the message."""
+        return limited(self.dialect, WAIT_S, self._inserting(message_id, replay, subscription))
+
+    def _inserting(self, message_id: str, replay: str, subscription: str | None) -> Script[bool]:
         sql = _INSERT[self.dialect].format(table=self.table, columns=_COLUMNS, values="{0}, {1}, {2}, {3}")
         return (yield Statement(sql, (self.consumer, message_id, replay, subscription))).count == 1
 

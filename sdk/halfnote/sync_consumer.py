@@ -12,13 +12,13 @@ import httpx
 
 from halfnote.claiming import paused_s
 from halfnote.consuming import (
-    EARLIER_FAILED,
     EXTENDED_AFTER,
     FAILED,
     LEFT,
     Consuming,
     HeldMessage,
     error_of,
+    given_back,
     lanes_of,
     said,
 )
@@ -143,10 +143,9 @@ class SyncConsumer:
                 self._settle("reject", [one], reason=said(rejected.reason))
             except Exception as error:
                 log.error("message %s failed", one.message.message_id, exc_info=error)
-                self._settle("nack", [one], error=error_of(error))
                 rest = [later for later in lane[n + 1 :] if later.handle in self._held]
-                if rest:
-                    self._settle("nack", rest, begun=False, error=EARLIER_FAILED)
+                for back in given_back(one, rest, error):
+                    self._settle("nack", back.held, **back.fields)
                 return
             else:
                 self._acknowledge(one)

@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.django import Django
 from halfnote.delivery import DeliveryEndpoint
+from halfnote.errors import StillRunning
 from halfnote.hosting import answered_async, answered_sync
 from halfnote.ids import new_id
 from halfnote.inbox import AsyncInbox, Inbox, Received, Undone
@@ -23,7 +25,7 @@ from halfnote.signatures import sign
 from halfnote.testing import SECRET
 from sqlalchemy import text
 
-from tests.sdk.sites import INSERT, SITES, Site, execute_on_cursor
+from tests.sdk.sites import INSERT, SITES, AsyncLocal, Site, execute_on_cursor
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("mariadb")) for name in SITES])
@@ -172,6 +174,42 @@ async def test_the_same_message_twice_at_once_is_taken_once(site: Site) -> None:
     assert answer.count(Received.DONE) == 1
     assert site.orders() == [1]
     assert await points.receive(one) is Received.DUPLICATE
+
+
+async def test_a_message_that_is_still_worked_on_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfnote.inbox_sql.WAIT_S", 0.2)
+    points, one = Points(site), arrived(1)
+    await site.call(points.inbox.create_table)
+    limits = list[Any]()
+    if isinstance(site.barrier.database, Asyncpg):
+
+        async def look(message: Message, connection: Any) -> None:
+            limits.append(await connection.fetchval("show lock_timeout"))
+
+        assert await points.inbox.receive(arrived(2), look) is Received.DONE
+        assert limits == ["0"]
+    sql = "insert into halfnote_inbox (consumer, message_id, replay) values ('points', '{}', '')"
+    async with site.local() as local:
+        if isinstance(local, AsyncLocal):
+            await local.execute(sql.format(one.message_id))
+        else:
+            await local._run(local.execute, local.connection, sql.format(one.message_id))
+        with pytest.raises(StillRunning):
+            await points.receive(one)
+    assert await points.receive(one) is Received.DUPLICATE
+
+
+async def test_it_is_asked_for_again_without_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfnote.inbox_sql.WAIT_S", 0.2)
+    async with SITES["psycopg"](tmp_path) as site:
+        points = Points(site)
+        points.inbox.create_table()
+        endpoint = DeliveryEndpoint(points.handler, secrets=SECRET, inbox=points.inbox)
+        headers = {"ce-id": "1-0", "ce-type": "order", **sign(SECRET, "1-0", b"1")}
+        with site.barrier.database.begin() as connection:
+            execute_on_cursor(connection, "insert into halfnote_inbox (consumer, message_id) values ('points', '1-0')")
+            reply = await asyncio.to_thread(answered_sync, endpoint, headers, b"1")
+    assert (reply.status, reply.headers["retry-after"]) == (503, "5")
 
 
 async def test_each_replay_runs_a_message_once_more(tmp_path: Path) -> None:
