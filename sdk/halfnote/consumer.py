@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -105,7 +106,7 @@ class Consumer:
         await self._give_back(None)
         free = asyncio.Semaphore(at_once)
         while held := await self._claim():
-            await asyncio.gather(*(self._lane(lane, take, free) for lane in lanes_of(held)))
+            await self._lanes([self._lane(lane, take, free) for lane in lanes_of(held)])
             await self._acknowledged()
         await self._give_back(None)
 
@@ -123,6 +124,16 @@ class Consumer:
             self._keeper = None
         await self._driver.close(0)
 
+    async def _lanes(self, lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Handle messages of several keys at once; if one lane raises, no other one goes on."""
+        tasks = [asyncio.ensure_future(lane) for lane in lanes]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _lane(
         self, lane: Sequence[HeldMessage], take: Callable[[Message], Awaitable[Any]], free: asyncio.Semaphore
     ) -> None:
@@ -139,7 +150,9 @@ class Consumer:
                 except Reject as rejected:
                     log.error("message %s was rejected: %s", one.message.message_id, rejected.reason)
                     await self._settle("reject", [one], reason=said(rejected.reason))
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and _is_canceled():
+                        raise
                     log.error("message %s failed", one.message.message_id, exc_info=error)
                     rest = [later for later in lane[n + 1 :] if later.handle in self._held]
                     for back in given_back(one, rest, error):
@@ -263,6 +276,15 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close(error)
+
+
+def _is_canceled() -> bool:
+    """Return whether the running task is being canceled, and not only something that its handler awaited."""
+    if sys.version_info >= (3, 11):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    # Python 3.10 does not tell.
+    return True
 
 
 async def _received(inbox: AsyncInbox, handler: Callable[..., Awaitable[Any]], message: Message) -> None:

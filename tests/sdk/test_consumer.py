@@ -10,6 +10,7 @@ import httpx
 import pytest
 from halfnote import Consumer, Outgoing, Refused, SyncConsumer, TransactionProducer
 from halfnote.databases.asyncpg import Asyncpg
+from halfnote.errors import StillRunning
 from halfnote.inbox import AsyncInbox, Reject
 from halfnote.message import Message
 from halfnote.testing import Coordinator
@@ -19,7 +20,7 @@ from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.sdk.coordinators import Scripted, answer, problem
-from tests.sdk.crashes import Connections
+from tests.sdk.crashes import Connections, Crash
 from tests.sdk.in_process import FromThreads, service
 from tests.support.consumers import lapse, put_pulled
 from tests.support.relay_stepping import order, publish
@@ -240,6 +241,67 @@ async def test_later_messages_of_a_key_keep_their_tries_while_the_first_one_fail
         2,
         3,
     ]
+
+
+async def test_a_handler_that_awaits_something_canceled_has_failed() -> None:
+    coordinator = scripted(claimed(1, 2), claimed())
+    worked: list[Any] = []
+
+    async def handler(message: Message) -> None:
+        worked.append(message.json())
+        if message.json() == 2:
+            consumer.stop()
+            return
+        other = asyncio.create_task(asyncio.sleep(60))
+        other.cancel()
+        await other
+
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer, asyncio.timeout(60):
+        await consumer.run(handler)
+    assert worked == [1, 2]
+    [back] = coordinator.asked(NACK)
+    assert (back["handles"], "begun" in back) == (["h1"], False)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_a_run_that_is_canceled_or_crashes_leaves_no_handler_behind(crashes: bool) -> None:
+    coordinator = scripted(claimed(1, 2), claimed())
+    began, left = asyncio.Event(), list[Any]()
+
+    async def handler(message: Message) -> None:
+        if message.json() == 1:
+            await began.wait()
+            if crashes:
+                raise Crash
+            await asyncio.sleep(60)
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append(message.json())
+
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer, asyncio.timeout(60):
+        work = asyncio.create_task(consumer.run(handler, at_once=2))
+        await began.wait()
+        if not crashes:
+            work.cancel()
+        with pytest.raises(Crash if crashes else asyncio.CancelledError):
+            await work
+        assert left == [2]
+    assert [one["handles"] for one in coordinator.asked(NACK)] == [["h1", "h2"]]
+
+
+async def test_a_message_that_another_consumer_works_on_keeps_its_tries() -> None:
+    coordinator = scripted(claimed(1, 2, key="a"), claimed())
+
+    async def handler(message: Message) -> None:
+        consumer.stop()
+        raise StillRunning(message.message_id)
+
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        await consumer.run(handler)
+    [back] = coordinator.asked(NACK)
+    assert (back["handles"], back["begun"], back["retry_after_s"]) == (["h1", "h2"], False, 5)
 
 
 async def test_a_lease_is_extended_while_the_work_goes_on(
