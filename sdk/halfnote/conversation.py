@@ -32,6 +32,8 @@ log = logging.getLogger("halfnote")
 REASON_MAX = 1000
 # The shortest `immunity_s` that Halfnote accepts.
 LEAST_IMMUNITY_S = 1.0
+# Refusals of an end after which no check of this producer comes.
+NO_CHECK = ("transaction-unknown", "day-gone", "wrong-group")
 NOTHING_DONE = "the half message was not confirmed in time, so nothing was done"
 
 
@@ -333,7 +335,7 @@ def end_of(transaction: Transaction, outcome: Outcome) -> tuple[End, Exception |
         return "left_to_check", outcome
     if outcome.problem.type != "verdict-conflict":
         log.error("%s", outcome)
-        return "left_to_check", outcome
+        return ("refused" if outcome.problem.type in NO_CHECK else "left_to_check"), outcome
     conflict = VerdictConflict(transaction.transaction_id, outcome.problem)
     log.error("%s", conflict)
     return "conflict", conflict

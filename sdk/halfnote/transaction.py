@@ -9,7 +9,7 @@ from halfnote.outgoing import Outgoing
 from halfnote.times import instant
 from halfnote.verdicts import Verdict
 
-End: TypeAlias = Literal["recorded", "left_to_check", "conflict", "posted"]
+End: TypeAlias = Literal["recorded", "left_to_check", "conflict", "refused", "posted"]
 
 
 @dataclass
@@ -53,7 +53,8 @@ class TransactionResult:
     """The result of a transaction.
 
     `end`: `recorded`; `left_to_check`: not recorded, or not yet, so Halfnote sends a check (the end is also repeated
-    in the background); `conflict`: Halfnote has the opposite verdict already; `posted`: it is being posted in the
+    in the background); `conflict`: Halfnote has the opposite verdict already; `refused`: Halfnote does not know
+    the transaction (any more), or knows it as another group's, so no check comes; `posted`: it is being posted in the
     background, because the producer does not wait (`wait_for_end=False`). `error`: the exception of the local work,
     else the failure of the end.
     """

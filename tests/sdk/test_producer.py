@@ -247,7 +247,8 @@ async def test_the_opposite_verdict_is_a_conflict(producing: Producers, caplog: 
 async def test_an_end_that_is_refused_is_not_repeated(producing: Producers, kind: tuple[int, str]) -> None:
     halfnote = Scripted({"/end": [problem(*kind)]})
     result = await producing(halfnote)(lambda p: p.send(ORDER))
-    assert result.end == "left_to_check"
+    # No check can come.
+    assert result.end == "refused"
     assert isinstance(result.error, Refused)
     assert len(halfnote.asked("/end")) == 1
 
