@@ -120,7 +120,7 @@ class Conversation:
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
-            raise HalfFailed(transaction_id, cause) from cause
+            raise HalfFailed(transaction_id, cause, chosen=chosen) from cause
         return self.begun(transaction_id, messages, answer)
 
     def begun(self, transaction_id: UUID, messages: list[Outgoing], answer: Answer) -> tuple[Transaction, bool]:
@@ -250,13 +250,13 @@ class Conversation:
         self, messages: Outgoing | Sequence[Outgoing], *, transaction_id: UUID | None = None
     ) -> Exchange[PlainResult]:
         """Post plain messages, without a half and an end. Raises PlainFailed."""
-        listed = as_list(messages)
+        listed, chosen = as_list(messages), transaction_id is not None
         transaction_id = transaction_id or new_id()
         request = self.post("/messages", self.half_content(transaction_id, listed, {}))
         try:
             answer = yield from self._asked("the messages", request, self.half_within_s)
         except (Refused, Unconfirmed) as cause:
-            raise PlainFailed(transaction_id, cause) from cause
+            raise PlainFailed(transaction_id, cause, chosen=chosen) from cause
         return PlainResult.of(transaction_id, answer.content)
 
     def register(

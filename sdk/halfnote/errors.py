@@ -67,6 +67,19 @@ class Unconfirmed(HalfnoteError):
         self.perhaps_done = perhaps_done
 
 
+def _own_id(cause: Refused | Unconfirmed) -> str:
+    """Return why a request with an id of the caller's failed: its time says nothing about this machine's clock."""
+    problem = cause.problem if isinstance(cause, Refused) else None
+    skew_s = problem.extra.get("skew_s") if problem is not None and problem.type == "id-time-skew" else None
+    if problem is None or not isinstance(skew_s, (int, float)):
+        return str(cause)
+    return (
+        f"its id is too {'new' if skew_s > 0 else 'old'}: the time in it ({problem.extra.get('id_time')}) is "
+        f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the coordinator's "
+        f"({problem.extra.get('coordinator_time')}), more than HALFNOTE_ID_SKEW_S. Make a new id, or raise that setting"
+    )
+
+
 class HalfFailed(HalfnoteError):
     """The half message was not confirmed, and the local work did not run: nothing has happened.
 
@@ -75,8 +88,9 @@ class HalfFailed(HalfnoteError):
     the request, if it was refused for one.
     """
 
-    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
-        super().__init__(f"transaction {transaction_id} did not begin, and its local work did not run: {cause}")
+    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed, *, chosen: bool = False) -> None:
+        why = _own_id(cause) if chosen else cause
+        super().__init__(f"transaction {transaction_id} did not begin, and its local work did not run: {why}")
         self.transaction_id = transaction_id
         self.field = getattr(cause, "field", None)
         self.__cause__ = cause
@@ -85,8 +99,9 @@ class HalfFailed(HalfnoteError):
 class PlainFailed(HalfnoteError):
     """Plain messages were not acknowledged. If the cause is Unconfirmed, repeating with `transaction_id` is safe."""
 
-    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
-        super().__init__(f"messages {transaction_id} were not acknowledged: {cause}")
+    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed, *, chosen: bool = False) -> None:
+        why = _own_id(cause) if chosen else cause
+        super().__init__(f"messages {transaction_id} were not acknowledged: {why}")
         self.transaction_id = transaction_id
         self.field = getattr(cause, "field", None)
         self.__cause__ = cause
@@ -109,6 +124,14 @@ class ListenerError(HalfnoteError):
     """A listener broke its contract, for example returned something other than a Verdict."""
 
 
+class StillRunning(HalfnoteError):
+    """Another database transaction has the message's row in the inbox: it is worked on, and comes again later."""
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(f"message {message_id} is worked on by another database transaction, which is still open")
+        self.message_id = message_id
+
+
 class NotEntered(HalfnoteError):
     """A block of a producer with a barrier ended without `barrier.enter`; use `producer.begin`, which enters by itself.
 
@@ -122,14 +145,6 @@ class NotEntered(HalfnoteError):
             "use `producer.begin`, which enters by itself"
         )
         self.transaction_id = transaction_id
-
-
-class StillRunning(HalfnoteError):
-    """Another database transaction has the message's row in the inbox: it is worked on, and comes again later."""
-
-    def __init__(self, message_id: str) -> None:
-        super().__init__(f"message {message_id} is worked on by another database transaction, which is still open")
-        self.message_id = message_id
 
 
 class NotCommitted(HalfnoteError):

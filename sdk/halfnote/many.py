@@ -100,11 +100,11 @@ class Many:
             for transaction_id, one in zip(ids, listed, strict=True)
         ]
         outcomes = yield from self._asked("the messages", "/messages", "transactions", contents, talk.half_within_s)
-        return [_plain_result(transaction_id, outcome) for transaction_id, outcome in zip(ids, outcomes, strict=True)]
+        return [_plain_result(*found) for found in zip(listed, ids, outcomes, strict=True)]
 
     def _begun(self, transaction_id: UUID, half: Half, outcome: Outcome, took_s: float) -> Transaction | HalfFailed:
         if not isinstance(outcome, Answer):
-            return HalfFailed(transaction_id, outcome)
+            return HalfFailed(transaction_id, outcome, chosen=half.transaction_id is not None)
         posted, replayed = self.conversation.begun(transaction_id, as_list(half.messages), outcome)
         posted.context = half.context
         if half.transaction_id is not None:
@@ -170,7 +170,7 @@ def _result(transaction: Transaction, verdict: Verdict, end: Any, fault: Excepti
     return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, fault)
 
 
-def _plain_result(transaction_id: UUID, outcome: Outcome) -> PlainResult | PlainFailed:
+def _plain_result(sent: Half, transaction_id: UUID, outcome: Outcome) -> PlainResult | PlainFailed:
     if not isinstance(outcome, Answer):
-        return PlainFailed(transaction_id, outcome)
+        return PlainFailed(transaction_id, outcome, chosen=sent.transaction_id is not None)
     return PlainResult.of(transaction_id, outcome.content)

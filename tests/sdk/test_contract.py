@@ -228,18 +228,24 @@ async def test_groups(halfnote: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("off_s", [600, -600])
-async def test_a_clock_that_is_ten_minutes_off_is_named(halfnote: httpx.AsyncClient, off_s: int) -> None:
-    """The error says whose clock is off, and by how much."""
+async def test_a_clock_that_is_ten_minutes_off_is_named(
+    halfnote: httpx.AsyncClient, off_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says whose clock is off, and by how much; of an id that the caller chose it says that."""
     transport = halfnote._transport
-    reported = (
-        f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
-    )
+    word, off = ("ahead of", "new") if off_s > 0 else ("behind", "old")
+    reported = rf".*\) is (60[0-9]|59[0-9]) s {word} the coordinator's"
+    monkeypatch.setattr("halfnote.conversation.new_id", lambda: new_id(time.time() + off_s))
     async with TransactionProducer("http://localhost", group="shop", transport=transport) as producer:
-        with pytest.raises(HalfFailed, match=reported):
-            async with producer.transaction(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s)):
-                raise AssertionError
-        with pytest.raises(PlainFailed, match=reported):
-            await producer.send_plain(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s))
+        for chosen, what in (
+            ({}, "this machine's clock"),
+            ({"transaction_id": new_id(time.time() + off_s)}, f"its id is too {off}: the time in it"),
+        ):
+            with pytest.raises(HalfFailed, match=what + reported):
+                async with producer.transaction(Outgoing("order", 1), **chosen):
+                    raise AssertionError
+            with pytest.raises(PlainFailed, match=what + reported):
+                await producer.send_plain(Outgoing("order", 1), **chosen)
 
 
 @pytest.mark.parametrize(("policy", "immunity_s"), [({}, 6), ({"check": {"immunity_s": 60}}, 60)])

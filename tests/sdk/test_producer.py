@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from halfnote import (
     COMMIT,
     ROLLBACK,
     UNKNOWN,
+    Half,
     HalfFailed,
     ListenerError,
     Outgoing,
@@ -29,6 +31,7 @@ from halfnote import (
 from halfnote.conversation import Conversation
 from halfnote.ids import new_id
 from halfnote.sync_driver import SyncDriver
+from halfnote.testing import Coordinator
 
 from tests.sdk.coordinators import Scripted, answer, problem
 
@@ -603,3 +606,11 @@ async def test_an_answer_without_times_is_taken_as_it_is(born: dict[str, Any]) -
     driver.run(Conversation("shop", clock=lambda: now[0]).half(ORDER))
     driver.close(60)
     assert len(halfnote.came) == 1
+
+
+async def test_an_own_id_is_not_taken_for_a_clock_in_a_request_of_many() -> None:
+    coordinator, chosen = Coordinator("shop"), new_id(time.time() - 3600)
+    async with TransactionProducer("http://halfnote", group="shop", transport=coordinator.transport()) as producer:
+        for post in (producer.post_halves, producer.send_plain_many):
+            [failed] = await post([Half(ORDER, transaction_id=chosen)])
+            assert "its id is too old: " in str(failed)
