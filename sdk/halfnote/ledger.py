@@ -90,6 +90,9 @@ def database_of(url: str) -> Database:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status."""
     given = _parser().parse_args(arguments)
+    if given.ledger == "consumer" and not given.consumer:
+        print("halfnote-ledger: give the inbox's consumer with --consumer", file=sys.stderr)
+        return 2
     url = given.database or os.environ.get(DATABASE)
     if not url:
         print(f"halfnote-ledger: give the URL of the database with --database or {DATABASE}", file=sys.stderr)
@@ -192,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     ledgers.add_argument(
         "--database", help=f"its URL (default: {DATABASE}, which other users of the machine cannot see)"
     )
-    ledgers.add_argument("--consumer", default="", help="the inbox's consumer")
+    ledgers.add_argument("--consumer", default="", help="the inbox's consumer; a consumer's ledger needs it")
     ledgers.add_argument("--table", help=f"default: {BARRIER} or {INBOX}")
     ledgers.add_argument("--since", type=date.fromisoformat, help="first day of the ids, UTC (default: 7 days ago)")
     ledgers.add_argument("--until", type=date.fromisoformat, help="last day (default: today)")

@@ -161,3 +161,10 @@ def test_mariadb(tmp_path: Path) -> None:
 def test_a_name_says_the_form(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "producer", str(tmp_path / "orders.txt"), "--database", f"sqlite:///{file}"]) == 2
     assert ".csv, .csv.gz or .parquet" in capsys.readouterr().err
+
+
+def test_a_consumer_s_ledger_needs_its_consumer(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "points.csv"
+    assert main(["export", "consumer", str(out), "--database", f"sqlite:///{file}"]) == 2
+    assert "--consumer" in capsys.readouterr().err
+    assert not out.exists()
