@@ -82,6 +82,7 @@ class _Message(msgspec.Struct):
     committed_at: datetime
     attempt: int
     replay: int | None
+    traceparent: str | None
     body: msgspec.Raw | msgspec.UnsetType
     body_base64: str | msgspec.UnsetType
 
@@ -430,6 +431,7 @@ def _shown(one: HandedOut) -> _Message:
         message.committed_at,
         message.used + 1,
         one.replay or None,
+        message.traceparent,
         msgspec.UNSET if json is None else json,
         b64encode(message.body).decode() if json is None else msgspec.UNSET,
     )

@@ -31,6 +31,7 @@ MESSAGE_EXAMPLE: dict[str, Any] = {
     "committed_at": "2026-11-21T08:00:05Z",
     "attempt": 1,
     "replay": None,
+    "traceparent": None,
     "body": {"order": 1030},
 }
 
@@ -152,6 +153,7 @@ class ClaimedMessageShown(BaseModel):
     committed_at: datetime
     attempt: int = Field(description="from 1")
     replay: int | None = Field(description="the replay that sends it again; null: the live delivery")
+    traceparent: str | None = Field(description="the trace context of the producer's half, if it had one")
     body: Any = Field(None, description="the producer's JSON, byte for byte")
     body_base64: str | None = Field(None, description="any other body")
 

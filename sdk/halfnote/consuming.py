@@ -118,6 +118,7 @@ class Consuming:
             subscription=self.subscription,
             replay=None if replay is None else str(replay),
             committed_at=instant(found["committed_at"]),
+            traceparent=found.get("traceparent"),
         )
 
 
@@ -143,7 +144,6 @@ def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
     return list(lanes.values())
 
 
-def error_of(error: BaseException) -> str:
 @dataclass(frozen=True)
 class GivenBack:
     """Messages to give back with one request, and its fields."""
@@ -161,6 +161,7 @@ def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseExcepti
     return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
 
 
+def error_of(error: BaseException) -> str:
     """Return what a consumer says of an exception."""
     return said(f"{type(error).__name__}: {error}")
 

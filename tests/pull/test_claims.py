@@ -17,6 +17,7 @@ from tests.coordinator.test_races import until_waiting
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
+MESSAGES = {"producer_group": "shop", "messages": [order(1)]}
 STANDING = """select (select count(*) from receipt) as receipts, (select count(*) from delivery_retry) as retries,
   (select count(*) from dead_letter) as dead, (select count(*) from pull_claim) as claims"""
 
@@ -138,6 +139,18 @@ async def test_bytes_that_are_not_json_come_in_base64(client: httpx.AsyncClient,
     await publish(client, {"topic": "order", "body_base64": base64.b64encode(b"\xff\x00").decode()})
     [message] = await consumer.claim()
     assert (base64.b64decode(message["body_base64"]), "body" in message) == (b"\xff\x00", False)
+
+
+async def test_a_message_has_the_trace_of_its_producer_at_each_attempt(
+    client: httpx.AsyncClient, consumer: Consumer
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await client.post("/messages", json=MESSAGES, headers={"traceparent": trace})
+    await client.post("/messages", json=MESSAGES)
+    claimed = await consumer.claim()
+    assert [one["traceparent"] for one in claimed] == [trace, None]
+    await consumer.settle("nack", *handles(claimed), retry_after_s=0)
+    assert [one["traceparent"] for one in await consumer.claim()] == [trace, None]
 
 
 async def test_consumers_share_the_messages_and_each_is_out_once(

@@ -109,6 +109,7 @@ def _shown(message: Message) -> dict[str, Any]:
         "committed_at": (message.committed_at or datetime.now(timezone.utc)).isoformat(),
         "attempt": message.attempt,
         "replay": None,
+        "traceparent": message.traceparent,
     }
     if message.content_type == "application/json":
         return {**shown, "body": json.loads(message.body)}
