@@ -43,14 +43,14 @@ def create_app(shop: Shop, halfnote: httpx.Client, secret: str) -> FastAPI:
             shop.place(order.number, order.article, order.pieces, transaction_id)
         except OutOfStock as error:
             say(f"order {order.number} fails here: {error}. End: rollback")
-            post(halfnote, "/end", end_of(transaction_id, "rollback", reason=str(error)))
+            post_end(halfnote, end_of(transaction_id, "rollback", reason=str(error)))
             raise HTTPException(409, str(error)) from None
         say(f"order {order.number} is committed in the shop's own database")
         if order.die:
             say("killed before it can post the end (SIGKILL)")
             os.kill(os.getpid(), signal.SIGKILL)
         say(f"end of order {order.number}: commit")
-        post(halfnote, "/end", end_of(transaction_id, "commit"))
+        post_end(halfnote, end_of(transaction_id, "commit"))
         return {"transaction_id": transaction_id}
 
     @app.post("/check")
@@ -84,8 +84,16 @@ def end_of(transaction_id: str, verdict: str, **reason: str) -> dict[str, Any]:
 
 
 def post(halfnote: httpx.Client, path: str, content: dict[str, Any]) -> None:
-    """Post to Halfnote. A failed end does no harm, because Halfnote sends a check."""
+    """Post to Halfnote. Raises httpx.HTTPError."""
     halfnote.post(path, json=content).raise_for_status()
+
+
+def post_end(halfnote: httpx.Client, content: dict[str, Any]) -> None:
+    """Post an end. A failure is no failure of the order, because Halfnote sends a check."""
+    try:
+        post(halfnote, "/end", content)
+    except httpx.HTTPError as error:
+        say(f"the end failed, so Halfnote will send a check: {error}")
 
 
 def new_id() -> str:

@@ -44,7 +44,9 @@ func place(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		failure := recover()
 		verdict := ask(id) // the barrier has the outcome, even of a commit whose answer was lost
-		post("/end", `{"producer_group": "shop", "transaction_id": %q, "verdict": %q}`, id, verdict)
+		if err := post("/end", `{"producer_group":"shop","transaction_id":%q,"verdict":%q}`, id, verdict); err != nil {
+			fmt.Fprintln(os.Stderr, err) // Halfnote sends a check
+		}
 		fmt.Fprintln(w, id, verdict, failure)
 	}()
 	tx := must(db.Begin())

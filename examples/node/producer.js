@@ -50,7 +50,8 @@ async function place(number) {
       await connection.query("insert into halfnote_barrier values ($1, 'local')", [half.transaction_id]);
       await connection.query("insert into orders values ($1)", [number]);
     });
-  } catch {
+  } catch (error) {
+    console.warn(error);
     verdict = await ask(half.transaction_id); // the barrier has the outcome, even of a commit whose answer was lost
   }
   await post("/end", { ...half, verdict }).catch(console.warn); // if it fails, Halfnote sends a check
