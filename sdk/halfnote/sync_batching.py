@@ -33,6 +33,23 @@ class Batching:
                 lane = self._lanes[request.path] = _Lane(self._ask, self._single, self._slow_s)
         return lane.ask(request)
 
+    def ask_all(self, requests: Sequence[Request]) -> list[Response | NoAnswer]:
+        """Send the requests of one thread, together where they may be; return their answers in the same order."""
+        answers: dict[int, Response | NoAnswer] = {}
+        together: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            if self._single.takes(request):
+                together.setdefault(request.path, []).append(number)
+            else:
+                answers[number] = self._ask(request)
+        for numbers in together.values():
+            while numbers:
+                count = fitting([len(requests[number].content) for number in numbers])
+                some, numbers = numbers[:count], numbers[count:]
+                came = _answers(self._ask, self._single, [requests[number] for number in some])
+                answers.update(zip(some, came, strict=True))
+        return [answers[number] for number in range(len(requests))]
+
 
 class _Waiting:
     """A request of a thread that waits. `came` None after `goes_on`: the thread has a place, and sends."""
@@ -100,7 +117,7 @@ class _Lane:
             sent, self._waiting = [mine, *self._waiting[: count - 1]], self._waiting[count - 1 :]
         answers: Sequence[Response | NoAnswer] = [NoAnswer("the thread that sent it was stopped", sent=True)] * count
         try:
-            answers = self._answers([one.request for one in sent])
+            answers = _answers(self._ask, self._single, [one.request for one in sent])
         finally:
             with self._lock:
                 self._leave(mine)
@@ -109,9 +126,10 @@ class _Lane:
                 one.goes_on.set()
         return answers[0]
 
-    def _answers(self, requests: Sequence[Request]) -> Sequence[Response | NoAnswer]:
-        answers = parted(self._ask(combined(requests)), len(requests))
-        if answers is None:
-            self._single.refused()
-            answers = [self._ask(request) for request in requests]
-        return answers
+
+def _answers(ask: _Ask, single: Single, requests: Sequence[Request]) -> Sequence[Response | NoAnswer]:
+    answers = parted(ask(combined(requests)), len(requests))
+    if answers is None:
+        single.refused()
+        answers = [ask(request) for request in requests]
+    return answers

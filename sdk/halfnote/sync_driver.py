@@ -7,11 +7,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
 
+from halfnote.batching import TRANSACTIONS_MOST
 from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
 from halfnote.sync_batching import Batching
@@ -84,13 +85,20 @@ class SyncDriver:
             return self.later(effect.exchange)
         return _called(effect)
 
-    def _asked(self, request: Request) -> Response | NoAnswer:
+    def ask_all(self, requests: Sequence[Request]) -> list[Response | NoAnswer]:
+        """Send requests, together where they may be; return their answers in the same order."""
         if not self._is_batching:
-            return self._ask(request)
+            return [self._ask(request) for request in requests]
+        return self._batched().ask_all(requests)
+
+    def _asked(self, request: Request) -> Response | NoAnswer:
+        return self._batched().ask(request) if self._is_batching else self._ask(request)
+
+    def _batched(self) -> Batching:
         if self._batching is None or self._batching[0] != os.getpid():
             # Threads that send for others do not exist in a child. Two threads may make one each at first.
             self._batching = os.getpid(), Batching(self._ask)
-        return self._batching[1].ask(request)
+        return self._batching[1]
 
     def _ask(self, request: Request) -> Response | NoAnswer:
         try:
@@ -127,7 +135,10 @@ class SyncDriver:
 
 
 class Background:
-    """One thread that runs exchanges when they are due; while one waits, others continue."""
+    """One thread that runs exchanges when they are due; while one waits, others continue.
+
+    The requests of those that are due at the same time are sent together.
+    """
 
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
@@ -161,34 +172,64 @@ class Background:
         heapq.heappush(self._due, (at, next(self._number), exchange, brought))
         self._changed.notify_all()
 
-    def _next(self) -> tuple[Exchange[Any], Any] | None:
+    def _next(self) -> list[tuple[Exchange[Any], Any]]:
+        """Wait for exchanges that are due; return some of them, or none at the end."""
         with self._changed:
             while True:
                 if not self._due:
                     if self._closing:
-                        return None
+                        return []
                     self._changed.wait()
                     continue
                 wait_s = self._due[0][0] - time.monotonic()
                 if wait_s <= 0:
-                    _, _, exchange, brought = heapq.heappop(self._due)
-                    return exchange, brought
+                    return self._taken()
                 self._changed.wait(wait_s)
 
+    def _taken(self) -> list[tuple[Exchange[Any], Any]]:
+        found: list[tuple[Exchange[Any], Any]] = []
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now and len(found) < TRANSACTIONS_MOST:
+            _, _, exchange, brought = heapq.heappop(self._due)
+            found.append((exchange, brought))
+        return found
+
     def _work(self) -> None:
-        while (due := self._next()) is not None:
-            exchange, brought = due
-            try:
-                effect = exchange.send(brought)
-                while not isinstance(effect, Wait):
-                    effect = exchange.send(self._driver.do(effect))
-            except StopIteration:
-                continue
-            except Exception as error:
-                log.error("an end in the background failed", exc_info=error)
-                continue
-            with self._changed:
-                self._put(time.monotonic() + effect.seconds, exchange, None)
+        while due := self._next():
+            asking: list[tuple[Exchange[Any], Request]] = []
+            for exchange, brought in due:
+                effect = self._advanced(exchange, brought)
+                if isinstance(effect, Request):
+                    asking.append((exchange, effect))
+                elif isinstance(effect, Wait):
+                    with self._changed:
+                        self._put(time.monotonic() + effect.seconds, exchange, None)
+            if asking:
+                self._ask(asking)
+
+    def _advanced(self, exchange: Exchange[Any], brought: Any) -> Effect | None:
+        """Run an exchange up to its next request or wait; None if it is over."""
+        try:
+            effect = exchange.send(brought)
+            while not isinstance(effect, (Request, Wait)):
+                effect = exchange.send(self._driver.do(effect))
+        except StopIteration:
+            return None
+        except Exception as error:
+            log.error("an end in the background failed", exc_info=error)
+            return None
+        return effect
+
+    def _ask(self, asking: Sequence[tuple[Exchange[Any], Request]]) -> None:
+        """Send requests; their exchanges go on with the answers."""
+        try:
+            answers = self._driver.ask_all([request for _, request in asking])
+        except Exception as error:
+            log.error("%d ends in the background failed", len(asking), exc_info=error)
+            return
+        with self._changed:
+            for (exchange, _), answer in zip(asking, answers, strict=True):
+                self._put(time.monotonic(), exchange, answer)
 
 
 def _called(call: Call) -> Returned | Raised:

@@ -1,5 +1,6 @@
 """Producers with `wait_for_end=False`: a block ends while its end is on its way."""
 
+import json
 import threading
 from typing import Any
 
@@ -46,6 +47,29 @@ def test_a_thread_does_not_wait_for_the_answer_to_its_end() -> None:
         assert (tx.result.local_verdict, tx.result.end) == (ROLLBACK, "posted")
         goes_on.set()
     assert [end["verdict"] for end in halfnote.asked("/end")] == ["rollback"]
+
+
+def test_ends_that_wait_in_the_background_of_threads_are_one_request() -> None:
+    goes_on = threading.Event()
+    came: list[int] = []
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        if request.url.path not in ("/end", "/ends"):
+            return halfnote.transport().handle_request(request)
+        content = json.loads(request.content)
+        came.append(len(content.get("ends", [content])))
+        assert goes_on.wait(LIMIT_S)
+        return answer(200, {"outcomes": [{"status": 200}] * came[-1]} if "ends" in content else {})
+
+    halfnote = Scripted()
+    transport = httpx.MockTransport(answers)
+    with SyncTransactionProducer("http://halfnote", group="shop", transport=transport, wait_for_end=False) as producer:
+        for _ in range(30):
+            with producer.transaction(ORDER):
+                pass
+        goes_on.set()
+    assert sum(came) == 30
+    assert len(came) <= 2
 
 
 async def test_an_end_in_the_background_is_repeated_and_a_conflict_is_logged(caplog: pytest.LogCaptureFixture) -> None:
