@@ -1,7 +1,7 @@
 """A coordinator in memory, with the semantics of the service: for unit tests, without a server, a database or waiting.
 
 The same contract test runs against it and against the service. Of subscriptions it has those whose consumers claim. It
-does not have policy that decides by itself, people's decisions, reissues and replays.
+does not have checks that producers claim, policy that decides by itself, people's decisions, reissues and replays.
 """
 
 import json
@@ -252,6 +252,8 @@ class Coordinator:
         return httpx.Response(200, json=content)
 
     def _group(self, name: str, request: Mapping[str, Any]) -> httpx.Response:
+        if request.get("checks") == "claim":
+            raise invalid("checks", "checks cannot be claimed here: `check` and `check_sync` ask an endpoint")
         if not request.get("check_urls"):
             raise invalid("check_urls", "at least one URL is expected")
         created = name not in self.groups
