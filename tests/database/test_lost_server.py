@@ -122,8 +122,8 @@ async def test_a_statement_ends_that_a_frozen_server_never_answers(proxy: Faulty
 @pytest.mark.parametrize("kind", ["runs", "waits for a lock"])
 async def test_the_backend_of_an_overdue_connection_ends_with_it(dsn: str, db: Connection, kind: str) -> None:
     """It would go on until its statement is over, and count toward `max_connections`."""
-    statement = {"runs": "select pg_sleep(600)", "waits for a lock": "select pg_advisory_lock(1)"}[kind]
-    await db.execute("select pg_advisory_lock(1)")
+    statement = {"runs": "select pg_sleep(600)", "waits for a lock": "select pg_advisory_lock(hashtext('lost'))"}[kind]
+    await db.execute("select pg_advisory_lock(hashtext('lost'))")
     database = Database(dsn, pool_size=1)
     lent: asyncio.Queue[int] = asyncio.Queue()
 

@@ -44,6 +44,11 @@ class Scripted:
         """Return the contents of the requests to a path."""
         return [content for at, content in self.came if at == path]
 
+    def ends(self) -> list[Any]:
+        """Return the contents of all ends, also of those that were posted together."""
+        together = {"/end": lambda content: [content], "/ends": lambda content: content["ends"]}
+        return [end for at, content in self.came if at in together for end in together[at](content)]
+
     def _answer(self, request: httpx.Request) -> httpx.Response:
         content = json.loads(request.content) if request.content else None
         self.came.append((request.url.path, content))
@@ -63,5 +68,13 @@ class Scripted:
         if path == "/half":
             return answer(201, {"born_at": "2026-11-21T08:00:00Z", "first_check_at": "2026-11-21T08:00:06Z"})
         if path == "/end":
-            return answer(202 if content["verdict"] == "unknown" else 200, {"verdict": content["verdict"]})
+            return answer(_status_of(content), {"verdict": content["verdict"]})
+        if path == "/ends":
+            return answer(
+                200, {"outcomes": [{"status": _status_of(end), "verdict": end["verdict"]} for end in content["ends"]]}
+            )
         return answer(202)
+
+
+def _status_of(end: Any) -> int:
+    return 202 if end["verdict"] == "unknown" else 200

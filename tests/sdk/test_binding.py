@@ -77,7 +77,7 @@ def halfnote() -> Scripted:
 
 
 def verdicts(halfnote: Scripted) -> list[str]:
-    return [end["verdict"] for end in halfnote.asked("/end")]
+    return [end["verdict"] for end in halfnote.ends()]
 
 
 async def place(session: AsyncSession, number: int, customer: int = 1) -> None:
@@ -176,7 +176,7 @@ async def test_a_database_transaction_that_is_rolled_back(
             await session.rollback()
     assert tx.result is not None
     assert tx.result.local_verdict is ROLLBACK
-    ends = [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")]
+    ends = [(end["verdict"], end["reason"]) for end in halfnote.ends()]
     assert ends == [
         ("rollback", "LookupError: no teapots left"),
         ("rollback", "the database transaction was rolled back"),
@@ -305,7 +305,7 @@ def test_both_nestings_of_a_sync_session(
             raise LookupError("no teapots left")
     sync_producer.close(grace_s=60)
     ends: dict[str, list[str]] = {}
-    for end in halfnote.asked("/end"):
+    for end in halfnote.ends():
         ends.setdefault(end["transaction_id"], []).append(end["verdict"])
     assert list(ends.values()) == [
         ["commit"],
@@ -383,7 +383,7 @@ async def test_a_bound_block_may_have_its_messages_dropped(
             await session.execute(text("select 1"))
             await session.commit()
             tx.rollback("no teapots left")
-    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
+    assert [(end["verdict"], end["reason"]) for end in halfnote.ends()] == [("rollback", "no teapots left")]
 
 
 def test_a_savepoint_around_a_block_that_is_rolled_back_takes_its_message_along(
@@ -400,7 +400,7 @@ def test_a_savepoint_around_a_block_that_is_rolled_back_takes_its_message_along(
                 if number == 2:
                     raise KeyError
     sync_producer.close(60)
-    last = {end["transaction_id"]: end["verdict"] for end in halfnote.asked("/end")}
+    last = {end["transaction_id"]: end["verdict"] for end in halfnote.ends()}
     assert [last[half["transaction_id"]] for half in halfnote.asked("/half")] == [
         "commit",
         "rollback",
