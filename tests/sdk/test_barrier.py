@@ -28,6 +28,7 @@ from halfnote import (
     TransactionProducer,
 )
 from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.block import OpenTransaction
 from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.base import NotInTransaction, dialect_of
 from halfnote.databases.dbapi import DbApi
@@ -328,9 +329,14 @@ async def test_blocks_that_hold_all_connections_do_not_wait_for_each_other_for_e
         barrier = AsyncBarrier(Asyncpg(pool), wait_s=0.2)
         await barrier.create_table()
         producer = TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=halfnote.transport())
-        async with asyncio.timeout(60), producer, pool.acquire() as connection:
-            async with producer.transaction(ORDER) as tx, connection.transaction():
-                await barrier.enter(connection, tx)
+
+        async def place() -> OpenTransaction:
+            async with producer, pool.acquire() as connection:
+                async with producer.transaction(ORDER) as tx, connection.transaction():
+                    await barrier.enter(connection, tx)
+            return tx
+
+        tx = await asyncio.wait_for(place(), 60)
     assert tx.result is not None
     assert tx.result.end == "left_to_check"
 
