@@ -22,7 +22,10 @@ ANY_ORDERED = "select exists (select from subscription_version where ordered = '
 # times in which it was.
 #
 # Consumers that claim may hold several messages of a key together, and settle them in any order. What one claim had
-# has the same `first_at`. Which claim had the later attempts is not known, so only first attempts are judged.
+# has the same `first_at`. Which claim had the later attempts is not known, so only first attempts are judged. One that
+# came again because its consumer had not begun is the same attempt in a later claim. Then the consumer that settled it
+# held it (`duration_ms`, cut off to milliseconds) for less time than has passed since `first_at`.
+AGAIN = "(r.first_at < r.settled_at - make_interval(secs => (r.duration_ms + 2) / 1000.0))"
 OUT_OF_ORDER = f"""
 with changed as (
   select *, lead(at) over (partition by subscription_id order by version_id) as until from (
@@ -46,7 +49,7 @@ from (
   select r.transaction_id, r.position, r.subscription_id, r.replay, r."offset", r.first_at, r.settled_at,
     r.attempts, lag(r.attempts) over earlier as before_attempts, lag(r.first_at) over earlier as before_first_at,
     age(r.xmin) as age, lag(r."offset") over earlier as before_offset, lag(r.settled_at) over earlier as before_at,
-    lag(age(r.xmin)) over earlier as before_age
+    lag(age(r.xmin)) over earlier as before_age, {AGAIN} as again, lag({AGAIN}) over earlier as before_again
   from ordered s
   join {{receipt}} r on r.subscription_id = s.subscription_id and r.outcome = 'delivered'
     and r.first_at >= s.since and r.first_at < s.until
@@ -63,7 +66,7 @@ where (
     or first_at < before_at and age > before_age
   ) and (
     subscription_id not in (select subscription_id from claimed)
-    or attempts = 1 and before_attempts = 1 and first_at <> before_first_at
+    or attempts = 1 and before_attempts = 1 and first_at <> before_first_at and not again and not before_again
   )
 """  # noqa: S608 -- numbers of ours
 
