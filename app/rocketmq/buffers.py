@@ -5,6 +5,9 @@ from collections import deque
 
 # A request up to this size is small, as heartbeats and acknowledgements are.
 SMALL_BYTES = 64 * 1024
+# How long a request that has arrived, and an answer of Halfnote, wait for room. Their time passes meanwhile: a client
+# waits for the one, and Halfnote holds the messages of the other.
+ROOM_WITHIN_S = 5.0
 
 
 class Budget:
@@ -36,6 +39,12 @@ class Budget:
         size = min(size, self.most)
         if self._waiting or self.held + size > self.most:
             return None
+        self.held += size
+        return size
+
+    def overbook(self, size: int) -> int:
+        """Hold bytes that may not be free; return how many to give back."""
+        size = min(size, self.most)
         self.held += size
         return size
 
@@ -82,23 +91,35 @@ class BufferedBytes:
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
         self._taken: list[tuple[Budget, int]] = []
+        # Whether Halfnote has answered, so that messages may be held for the caller.
+        self.is_answered = False
 
     async def request(self, size: int) -> None:
         """Wait until the request may be read."""
         budget = self._budget_of(size)
         self._taken.append((budget, await budget.take(size)))
 
-    def request_now(self, size: int) -> bool:
-        """Hold a request that has arrived; return False if there is no room for it."""
-        budget = self._budget_of(size)
-        if (taken := budget.take_now(size)) is None:
+    async def arrived_request(self, size: int) -> bool:
+        """Hold a request that has arrived; return False if there is no room for it within ROOM_WITHIN_S."""
+        try:
+            async with asyncio.timeout(ROOM_WITHIN_S):
+                await self.request(size)
+        except TimeoutError:
             return False
-        self._taken.append((budget, taken))
         return True
 
     async def answer(self, size: int) -> None:
-        """Wait until an answer of Halfnote may be read."""
-        self._taken.append((self._buffers.answers, await self._buffers.answers.take(size)))
+        """Wait until an answer of Halfnote may be read, for at most ROOM_WITHIN_S. A small one does not wait."""
+        self.is_answered, budget = True, self._buffers.answers
+        if size <= SMALL_BYTES:
+            self._taken.append((budget, budget.overbook(size)))
+            return
+        try:
+            async with asyncio.timeout(ROOM_WITHIN_S):
+                taken = await budget.take(size)
+        except TimeoutError:
+            taken = budget.overbook(size)
+        self._taken.append((budget, taken))
 
     def release(self) -> None:
         """Give back what is held."""

@@ -51,6 +51,7 @@ class CheckClaims:
         self._metrics, self._protocol = metrics, protocol
         self._claims: dict[Published, asyncio.Task[None]] = {}
         self._out: dict[UUID, float] = {}
+        self._stopped = False
 
     def __len__(self) -> int:
         now = time.monotonic()
@@ -58,6 +59,9 @@ class CheckClaims:
 
     def adjust(self) -> None:
         """Begin claims for groups that have got a producer, and end those of groups without one."""
+        if self._stopped:
+            # Clients leave, and the end of a check that goes to one of them would not be read.
+            return
         published = self._producers.published()
         for one in self._claims.keys() - published:
             self._claims.pop(one).cancel()
@@ -71,7 +75,8 @@ class CheckClaims:
         self.adjust()
 
     async def stop(self) -> None:
-        """End all claims."""
+        """End all claims, and begin none."""
+        self._stopped = True
         claims = list(self._claims.values())
         self._claims.clear()
         for claim in claims:
@@ -104,13 +109,10 @@ class CheckClaims:
     async def _claim_once(self, group: str, keys: ApiKeys, *, started: bool) -> None:
         wanted = {"max": CHECKS_MAX, "invisible_s": ANSWER_S, "wait_s": WAIT_S, "started": started}
         path = path_of("producer-groups", group, "checks", "claim")
-        buffered = self._api.buffers.part()
-        try:
-            answer = await self._api.claim(path, keys.producer, wanted, wait_s=WAIT_S, buffered=buffered)
-            for check in read_checks(answer).checks:
-                self._ask(group, keys, check)
-        finally:
-            buffered.release()
+        # Without a part of the buffers: their time would pass while claimed messages wait for slow consumers.
+        answer = await self._api.claim(path, keys.producer, wanted, wait_s=WAIT_S)
+        for check in read_checks(answer).checks:
+            self._ask(group, keys, check)
 
     def _ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> None:
         now = time.monotonic()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from app.rocketmq.buffers import BufferedBytes
+from app.rocketmq.buffers import ROOM_WITHIN_S, BufferedBytes
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
@@ -53,7 +53,8 @@ class Claiming:
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            if wait_s and not claiming.done() and time.monotonic() - begun > AT_ONCE_S:
+            waits = wait_s and not claiming.done() and not buffered.is_answered
+            if waits and time.monotonic() - begun > AT_ONCE_S:
                 # Its request ends. One that goes on would take a message that comes now, and use up an attempt of it.
                 claiming.cancel()
             else:
@@ -132,6 +133,9 @@ class Claiming:
     ) -> None:
         """Give back what a claim still gets whose consumer is gone."""
         await asyncio.wait([claiming], timeout=ANSWERED_BY_S)
+        if buffered.is_answered:
+            # The answer waits for room, or is being read.
+            await asyncio.wait([claiming], timeout=ROOM_WITHIN_S + ANSWERED_BY_S)
         claiming.cancel()
         with contextlib.suppress(CallRefused, asyncio.CancelledError):
             try:

@@ -51,11 +51,18 @@ class HalfnoteApi:
         return await self.call("POST", path, key, content)
 
     async def claim(
-        self, path: str, key: str | None, content: dict[str, Any], *, wait_s: float, buffered: BufferedBytes
+        self,
+        path: str,
+        key: str | None,
+        content: dict[str, Any],
+        *,
+        wait_s: float,
+        buffered: BufferedBytes | None = None,
     ) -> bytes:
         """Claim, and wait up to `wait_s` for something to claim; return the answer's body.
 
-        It is read when there is room for it among what the gateway holds, and is a part of `buffered` then.
+        It is read when there is room for it among what the gateway holds, or after ROOM_WITHIN_S: what is claimed is
+        held by Halfnote from its answer on. It is a part of `buffered`.
         """
         return await self.call("POST", path, key, content, wait_s=wait_s, buffered=buffered)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -152,7 +152,7 @@ class MessagingService:
                 with self._admitted(context) as call:
                     content = await self._arrived(context)
                     begun = time.monotonic()
-                    with self._held(len(content)):
+                    async with self._held(len(content)):
                         answered = await method(_parsed(request_type, content), call)
             except CallRefused as refused:
                 answered = refused_with(status=refused.status)
@@ -173,11 +173,11 @@ class MessagingService:
         with self.connections.call(context.peer()):
             yield client_call(context, self._credentials)
 
-    @contextmanager
-    def _held(self, size: int) -> Iterator[None]:
-        """Count a request that has arrived while it is answered. Raises CallRefused if there is no room for it."""
+    @asynccontextmanager
+    async def _held(self, size: int) -> AsyncIterator[None]:
+        """Count a request that has arrived while it is answered. Raises CallRefused if there is no room for it soon."""
         buffered = self._buffers.part()
-        if not buffered.request_now(size):
+        if not await buffered.arrived_request(size):
             raise CallRefused(
                 Code.TOO_MANY_REQUESTS,
                 "This gateway holds as many bytes of requests as it may (--max-buffered-bytes). Try again.",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.rocketmq import buffers, claiming
 from app.rocketmq.buffers import SMALL_BYTES, Budget, Buffers
 from app.rocketmq.protocol.definition_pb2 import Code
 from app.rocketmq.protocol.service_pb2 import SendMessageRequest
@@ -196,8 +197,9 @@ def pull_of(group: str) -> dict[str, object]:
 
 
 async def test_claimed_messages_wait_at_halfnote_until_a_client_has_taken_those_before(
-    client: httpx.AsyncClient,
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(buffers, "ROOM_WITHIN_S", 2 * WITHIN_S)
     halfnote = Counted(client._transport)
     async with remoting_over(halfnote, buffered_bytes=4 * MIB) as (gateway, port):
         answers = gateway.buffers.answers
@@ -223,6 +225,48 @@ async def test_claimed_messages_wait_at_halfnote_until_a_client_has_taken_those_
         await second.close()
 
 
+async def test_what_was_claimed_for_a_client_that_left_before_there_was_room_comes_again(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "ROOM_WITHIN_S", 2 * WITHIN_S)
+    monkeypatch.setattr(claiming, "ROOM_WITHIN_S", 2 * WITHIN_S)
+    monkeypatch.setattr(claiming, "AT_ONCE_S", 0.0)
+    halfnote = Counted(client._transport)
+    async with remoting_over(halfnote, buffered_bytes=4 * MIB) as (gateway, port):
+        second = await RemotingPeer.connect(port)
+        await backlog_of(second, "slow", "points")
+        slow = await reading_late(gateway, port, "slow")
+        await until(lambda: halfnote.bodies == 1)
+        second.write(RequestCode.PULL_MESSAGE, pull_of("points"))
+        await until(lambda: halfnote.answered == 2)
+        await second.close()
+        transport = slow.writer.transport
+        assert isinstance(transport, asyncio.ReadTransport)
+        transport.resume_reading()
+        third = await RemotingPeer.connect(port)
+        assert (await third.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+        # Halfnote would hold them for a minute.
+        asked = pull_of("points") | {"suspendTimeoutMillis": 100}
+        async with asyncio.timeout(claiming.HELD_S / 2):
+            while (await third.call(RequestCode.PULL_MESSAGE, asked)).code != ResultCode.SUCCESS:
+                await asyncio.sleep(0.05)
+        await slow.close()
+        await third.close()
+
+
+async def test_an_answer_of_halfnote_does_not_wait_for_room_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "ROOM_WITHIN_S", 0.01)
+    both = Buffers(4 * MIB)
+    first, second, small = both.part(), both.part(), both.part()
+    await first.answer(2 * MIB)
+    await second.answer(MIB)
+    await small.answer(SMALL_BYTES)
+    assert both.held == 3 * MIB + SMALL_BYTES
+    for part in (first, second, small):
+        part.release()
+    assert both.held == 0
+
+
 async def test_a_client_that_does_not_take_its_answer_is_ended(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +282,10 @@ async def test_a_client_that_does_not_take_its_answer_is_ended(
 
 
 @pytest.mark.parametrize("body", [b"x" * 10_000, b"x" * 300_000], ids=["small", "large"])
-async def test_a_request_over_grpc_without_room_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_request_over_grpc_without_room_is_refused(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(buffers, "ROOM_WITHIN_S", 0.05)
     assert (await client.put("/producer-groups/order", json={"checks": "claim"})).status_code == 201
     halfnote = Counted(client._transport, "/messages")
     request = SendMessageRequest(messages=[message_of("order", body)])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -36,8 +37,9 @@ PULL_MAX_CHARACTERS = 16 * 1024
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
 _numbers = count(1)
 
-# A client takes an answer within this time. RocketMQ's consumers drop one of a pull after 30 s.
+# A client takes a part of what was written within this time. RocketMQ's consumers drop an answer to a pull after 30 s.
 UNREAD_S = 60.0
+LOOK_S = 1.0
 
 Answer = Callable[[RemotingFrame, "RemotingConnection", BufferedBytes], Awaitable[RemotingFrame]]
 
@@ -64,6 +66,7 @@ class RemotingConnection:
         self._pulls: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(REQUESTS_MAX)
         self._reading: asyncio.Task[None] | None = None
+        self._written = 0
 
     @property
     def number(self) -> int:
@@ -91,7 +94,9 @@ class RemotingConnection:
         if self._is_unread:
             self._end_unread()
             return False
-        self._writer.write(encode(frame))
+        content = encode(frame)
+        self._writer.write(content)
+        self._written += len(content)
         return True
 
     def abort(self) -> None:
@@ -209,14 +214,30 @@ class RemotingConnection:
         answered = await answer(frame, self, buffered)
         if frame.wants_no_answer or not self.send(answered):
             return
-        # It is held until the client has taken it.
-        try:
-            async with asyncio.timeout(UNREAD_S):
-                await self._writer.drain()
-        except TimeoutError:
-            self._end_unread()
-        except ConnectionError:
-            pass
+        if frame.code != RequestCode.PULL_MESSAGE:
+            buffered.release()
+        await self._until_taken()
+
+    async def _until_taken(self) -> None:
+        """Wait until the client has taken what was written so far. End one that takes nothing for UNREAD_S."""
+        end, taken, since = self._written, -1, time.monotonic()
+        while True:
+            try:
+                # It ends only when nearly nothing waits, also of later answers.
+                async with asyncio.timeout(min(LOOK_S, UNREAD_S)):
+                    await self._writer.drain()
+                return
+            except TimeoutError:
+                before, taken = taken, self._written - self._writer.transport.get_write_buffer_size()
+                if taken >= end:
+                    return
+                if taken > before:
+                    since = time.monotonic()
+                elif time.monotonic() - since >= UNREAD_S:
+                    self._end_unread()
+                    return
+            except ConnectionError:
+                return
 
     def _end_unread(self) -> None:
         log.warning("rocketmq_client_does_not_read", client=self._name())
