@@ -15,7 +15,7 @@ from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.runtime.state import Runtime
 from tests.conftest import register_group
-from tests.sdk.servers import asgi_server, django_server, threaded
+from tests.sdk.servers import asgi_server, configure, django_server, threaded
 from tests.sdk.test_check import PATH, AsyncListener, Listener, endpoint_of, in_flask
 from tests.support.check_stepping import attempts, in_doubt, turn, verdict
 
@@ -33,6 +33,7 @@ def in_starlette(endpoint: CheckEndpoint) -> Any:
 
 
 def in_django(endpoint: CheckEndpoint) -> Any:
+    configure()
     return threaded(django_server([path(PATH[1:], endpoint.django())]))
 
 

@@ -18,7 +18,7 @@ from halfnote.message import Message
 from app.delivery import Delivered, Failed, Refused
 from app.egress.http_client import EgressClient
 from app.secrets.signatures import Secret
-from tests.sdk.servers import asgi_server, django_server, threaded, wsgi_server
+from tests.sdk.servers import asgi_server, configure, django_server, threaded, wsgi_server
 from tests.sdk.sites import INSERT, SITES
 from tests.support.webhooks import SECRET, egress_client, message, webhook
 
@@ -59,6 +59,7 @@ def in_flask(endpoint: DeliveryEndpoint) -> Any:
 
 
 def in_django(endpoint: DeliveryEndpoint) -> Any:
+    configure()
     return threaded(django_server([path(PATH[1:], endpoint.django())]))
 
 

@@ -54,10 +54,13 @@ class Django:
         return self._play(script)
 
     def _close_if_lost(self) -> None:
-        """Close a connection that is lost or too old, as Django does at each request: a worker thread has none."""
+        """Close a connection that is lost, as Django does at each request: a worker thread has none.
+
+        One that is only old stays: a cursor, a lock or a setting of the session may be in use.
+        """
         connection = connections[self._using]
-        if not connection.in_atomic_block:
-            connection.close_if_unusable_or_obsolete()
+        if not connection.in_atomic_block and connection.errors_occurred and not connection.is_usable():
+            connection.close()
 
     def _play(self, script: Script[T]) -> T:
         with connections[self._using].cursor() as cursor:
