@@ -264,7 +264,8 @@ class Database:
             async with asyncio.timeout(END_WITHIN_S):
                 asking = await connect(self.dsn, guard=self.guard)
                 try:
-                    return await end_backends(asking, connections)
+                    # Others were given back while the server did not answer, and may be lent again.
+                    return await end_backends(asking, [one for one in connections if self.lent.is_overdue(one)])
                 finally:
                     asking.terminate()
         except (*NOT_CONNECTED, TimeoutError):

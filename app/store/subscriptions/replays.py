@@ -20,6 +20,9 @@ order by replay_id
 COLUMNS = """replay_id, subscription_id, after, until, "offset", filters, state, actor, reason, created_at, moved_at,
   ended_at"""
 
+# How long a request that is repeated after a lost answer may be late.
+REPEATED_WITHIN = "10 minutes"
+
 # The caller has locked the subscription's row, so that two requests cannot count at the same time. Served by
 # replay_running.
 START = f"""
@@ -29,14 +32,19 @@ where $8 > (select count(*) from replay where subscription_id = $1 and state = '
 returning {COLUMNS}
 """  # noqa: S608 -- names of columns
 
-# The caller has locked the subscription's row, so that two equal requests cannot look at the same time. Served by
+# How long a request that is repeated after a lost answer may be late.
+REPEATED_WITHIN = "10 minutes"
+
+# The caller has locked the subscription's row, so that two equal requests cannot look at the same time. A replay that
+# has read its part of the log, and waits for retries only, counts for a while after its beginning. Served by
 # replay_running.
 SAME = f"""
 select {COLUMNS} from replay
 where subscription_id = $1 and state = 'running' and after = $2 and ($3::bigint is null or until = $3)
   and filters is not distinct from $4::jsonb
+  and ("offset" < until or created_at > now() - interval '{REPEATED_WITHIN}')
 order by replay_id limit 1
-"""  # noqa: S608 -- names of columns
+"""  # noqa: S608 -- constants
 
 # Served by replay_subscription.
 PAGE = f"""
