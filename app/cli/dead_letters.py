@@ -283,15 +283,16 @@ def _act(
         answer = act({**counted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
         ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
         whole |= {**answer, "ids": ids, done: count}
-        if "next_cursor" not in answer:
+        if "next_cursor" in answer:
+            counted["cursor"] = answer["next_cursor"]
+        elif "left_exact" in answer or not answer[done]:
             break
-        counted["cursor"] = answer["next_cursor"]
     del whole["died_before"]
     whole.pop("next_cursor", None)
     # What died meanwhile counts too. All that was agreed to is done, so a failure of this look loses nothing.
     with suppress(Refusal):
         left = act({**wanted, "dry_run": True, "at_most": 1})
-        whole |= {"left": left["left"], "left_exact": left["left_exact"]}
+        whole |= {"left": left["left"], "left_exact": _is_exact(left)}
     return whole
 
 
@@ -313,8 +314,13 @@ def _print_answer(answer: dict[str, Any], done: str) -> None:
 
 
 def _print_inexact(answer: dict[str, Any]) -> None:
-    if not answer["left_exact"]:
+    if not _is_exact(answer):
         print("There may be more: not all were counted.")
+
+
+def _is_exact(answer: dict[str, Any]) -> bool:
+    # An older service during an upgrade does not say it, and counts all.
+    return bool(answer.get("left_exact", True))
 
 
 def _many(count: int) -> str:

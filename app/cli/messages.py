@@ -18,7 +18,7 @@ def show(message_id: MessageId, url: Url = DEFAULT_URL, as_json: AsJson = False)
     """Show a message of any transaction, committed or not: its fields, its body and its deliveries."""
     path = path_of("messages", message_id)
     one = call(url, "GET", path, as_json=as_json)
-    while (cursor := one["deliveries_cursor"]) is not None:
+    while (cursor := one.get("deliveries_cursor")) is not None:
         further = call(url, "GET", path, query={"cursor": cursor}, as_json=as_json)
         one = {**further, "deliveries": one["deliveries"] + further["deliveries"]}
     if as_json:

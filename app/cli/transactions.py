@@ -103,7 +103,8 @@ def show(transaction_id: TransactionId, url: Url = DEFAULT_URL, as_json: AsJson 
     if transaction["attempts_cursor"] is not None:
         earlier = all_pages(url, f"{path}/attempts", cursor=transaction["attempts_cursor"], as_json=as_json)
         transaction = with_attempts(transaction, earlier)
-    if transaction["deliveries_cursor"] is not None:
+    # An older service during an upgrade answers all, without a cursor.
+    if transaction.get("deliveries_cursor") is not None:
         further = all_pages(url, f"{path}/deliveries", cursor=transaction["deliveries_cursor"], as_json=as_json)
         transaction = with_deliveries(transaction, further)
     print_json(transaction) if as_json else print_transaction(transaction)
