@@ -811,8 +811,20 @@ async def test_a_sweep_without_such_a_subscription_does_nothing(runtime: Runtime
 
 
 @pytest.mark.parametrize("held_in", ["a claim", "a row"])
-async def test_the_time_of_an_extension_begins_when_it_is_written(
-    client: httpx.AsyncClient, group: str, runtime: Runtime, db: Connection, held_in: str
+@pytest.mark.parametrize(
+    ("act", "given", "answered", "column"),
+    [("extend", "invisible_s", "held_until", "leased_until"), ("nack", "retry_after_s", "due_at", "due_at")],
+)
+async def test_the_time_of_an_extension_or_a_retry_begins_when_it_is_written(
+    client: httpx.AsyncClient,
+    group: str,
+    runtime: Runtime,
+    db: Connection,
+    act: str,
+    given: str,
+    answered: str,
+    column: str,
+    held_in: str,
 ) -> None:
     await put_pulled(client)
     consumer = Consumer(client)
@@ -824,31 +836,9 @@ async def test_the_time_of_an_extension_begins_when_it_is_written(
     async with db.transaction():
         await db.execute("select from pull_claim for update")
         await db.execute("select from delivery_retry for update")
-        extending = asyncio.create_task(consumer.settle("extend", message["handle"], invisible_s=20))
+        settling = asyncio.create_task(consumer.settle(act, message["handle"], **{given: 20}))
         await until_waiting(db)
         runtime.clock.fixed = now = began + timedelta(seconds=15)
-    [outcome] = await extending
-    assert datetime.fromisoformat(outcome["held_until"]) == now + timedelta(seconds=20)
-    assert await db.fetchval("select leased_until from delivery_retry") == now + timedelta(seconds=20)
-
-
-@pytest.mark.parametrize("held_in", ["a claim", "a row"])
-async def test_the_wait_of_a_retry_begins_when_it_is_written(
-    client: httpx.AsyncClient, group: str, runtime: Runtime, db: Connection, held_in: str
-) -> None:
-    await put_pulled(client)
-    consumer = Consumer(client)
-    await publish(client, order(1))
-    [message] = await consumer.claim(invisible_s=60)
-    if held_in == "a row":
-        await consumer.settle("extend", message["handle"], invisible_s=60)
-    runtime.clock.fixed = began = runtime.clock.now()
-    async with db.transaction():
-        await db.execute("select from pull_claim for update")
-        await db.execute("select from delivery_retry for update")
-        giving_back = asyncio.create_task(consumer.settle("nack", message["handle"], retry_after_s=20))
-        await until_waiting(db)
-        runtime.clock.fixed = now = began + timedelta(seconds=15)
-    [outcome] = await giving_back
-    assert datetime.fromisoformat(outcome["due_at"]) == now + timedelta(seconds=20)
-    assert await db.fetchval("select due_at from delivery_retry") == now + timedelta(seconds=20)
+    [outcome] = await settling
+    assert datetime.fromisoformat(outcome[answered]) == now + timedelta(seconds=20)
+    assert await db.fetchval(f"select {column} from delivery_retry") == now + timedelta(seconds=20)
