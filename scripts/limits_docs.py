@@ -138,6 +138,14 @@ PROCESSES = (
         "app.database.connection.END_WITHIN_S",
         "seconds for which the server is then asked to end the process of that connection",
     ),
+    Limit(
+        "app.coordinator.group_commit.WAITING_FOR_STANDBY_MAX",
+        "given-up connections of a commit lane that may wait for a synchronous standby; then it opens no other",
+    ),
+    Limit(
+        "app.coordinator.group_commit.END_WITHIN_S",
+        "seconds for which the server is asked to end the processes of those that do not wait for a standby",
+    ),
     Limit("app.retention.loop.ANSWER_WITHIN_S", "seconds for which upkeep waits for the answer to a statement"),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(

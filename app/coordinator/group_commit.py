@@ -23,6 +23,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from app.database.backends import end_backends
 from app.database.connection import Connection
 from app.database.errors import BROKEN, GONE, READ_ONLY, RETRY_AFTER_S, ROW_ERRORS, Unconfirmed, problem_of
 from app.errors import DatabaseUnavailable, Overloaded, Problem
@@ -31,6 +32,10 @@ log = structlog.get_logger(__name__)
 
 # Seconds that the last flush gets when the lane closes.
 CLOSE_WITHIN_S = 1.0
+# Seconds that the server gets to end the backends of connections that a lane gave up.
+END_WITHIN_S = 5.0
+# So many connections that a lane gave up may wait for a synchronous standby; then it opens no other one.
+WAITING_FOR_STANDBY_MAX = 4
 # A lane stops lingering after so many turns of the event loop in which no request came.
 QUIET_TURNS = 2
 
@@ -80,6 +85,8 @@ class GroupCommitLane(Generic[R, Outcome]):
         self._observe = observe
         self._queue: deque[tuple[R, asyncio.Future[Outcome]]] = deque()
         self._connection: Connection | None = None
+        # Those that the lane gave up, whose backends may still be there.
+        self._dropped: list[Connection] = []
         self._runner: asyncio.Task[None] | None = None
         # The task of a lone caller that flushes its own request.
         self._lone_caller: asyncio.Task[Any] | None = None
@@ -297,9 +304,36 @@ class GroupCommitLane(Generic[R, Outcome]):
         if self._stopped:
             connection.terminate()
             raise _stopping()
+        if self._dropped:
+            await self._end_dropped(connection)
         self._connection = connection
         connection.add_log_listener(self._note_warning)
         return connection
+
+    async def _end_dropped(self, asking: Connection) -> None:
+        """End the backends of the connections that the lane gave up. Raises DatabaseUnavailable.
+
+        A backend does not notice that its client is gone. One that waits for a synchronous standby is left: to end the
+        wait would show a commit that the standby lacks. Without a limit each flush would leave one, until the server
+        has no connection left.
+        """
+        try:
+            async with asyncio.timeout(END_WITHIN_S):
+                self._dropped = await end_backends(asking, self._dropped)
+        except asyncpg.PostgresError as error:
+            # Such as a missing right. The lane works all the same.
+            log.warning("backends_not_ended", backends=len(self._dropped), error=str(error))
+            self._dropped = []
+        except BROKEN as error:
+            asking.terminate()
+            raise _unreachable() from error
+        if len(self._dropped) >= WAITING_FOR_STANDBY_MAX:
+            asking.terminate()
+            raise DatabaseUnavailable(
+                "Commits wait for a synchronous standby that does not answer, and nothing of this was stored; "
+                "repeat later.",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
     def _note_warning(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
         # Postgres reports success with a mere warning when the wait for a synchronous standby is canceled.
@@ -309,6 +343,7 @@ class GroupCommitLane(Generic[R, Outcome]):
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
+            self._dropped.append(self._connection)
             self._connection = None
 
     def _is_connected(self) -> bool:

@@ -15,15 +15,20 @@ import httpx
 import pytest
 
 from app.config import LOOPBACK, Settings
+from app.coordinator.commit_lanes import CommitLanes
+from app.coordinator.group_commit import WAITING_FOR_STANDBY_MAX, LaneLimits
 from app.database.connection import Connection, connect
 from app.database.lent_connections import LENT_FOR_LOOKS
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths
+from app.errors import DatabaseUnavailable, OutcomeUnknown
 from app.ids import uuid7
 from app.lifecycle.startup import assemble
 from app.migrate import migrate
 from app.runtime.state import Runtime
+from app.store.coordinator.halves import Half
 from tests.conftest import client_of, register_group
+from tests.coordinator.test_group_commit import new_half
 from tests.coordinator.test_races import end_of, now
 
 ORDER: dict[str, Any] = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
@@ -143,6 +148,39 @@ async def test_a_connection_whose_commit_waits_for_a_standby_is_not_closed(own_s
     await _require_standby(db, "")
     await committed
     assert await db.fetchval("select count(*) from service_switch where name = 'waits'") == 1
+    await db.close()
+
+
+async def test_a_missing_standby_takes_few_connections(own_server: OwnServer) -> None:
+    """Each flush that is given up leaves a backend that waits; there may be a few, and all end with the wait."""
+    runtime = own_server.runtime
+    db = await connect(own_server.server.url)
+    await db.execute("set synchronous_commit = local")
+    lanes = CommitLanes(runtime.database, runtime.clock, runtime.metrics, LaneLimits(flush_timeout_s=0.5))
+    # The topic is stored: a flush that waits for another one's topic waits for no standby.
+    await lanes.half.enqueue(new_half())
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
+    waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+    given_up: list[Half] = []
+    async with asyncio.timeout(60):
+        while not given_up or await db.fetchval(waiting) < WAITING_FOR_STANDBY_MAX:
+            given_up.append(new_half())
+            with pytest.raises(OutcomeUnknown):
+                await lanes.half.enqueue(given_up[-1])
+    refused = new_half()
+    for _ in range(3):
+        with pytest.raises(DatabaseUnavailable, match="wait for a synchronous standby"):
+            await lanes.half.enqueue(refused)
+    assert await db.fetchval(waiting) == WAITING_FOR_STANDBY_MAX
+    assert await db.fetchval("select count(*) from half where transaction_id = $1", refused.transaction_id) == 0
+    await _require_standby(db, "")
+    async with asyncio.timeout(10):
+        while await db.fetchval(waiting):
+            await asyncio.sleep(0.01)
+    for half in [refused, *given_up]:
+        await lanes.half.enqueue(half)
+    await lanes.close()
     await db.close()
 
 
