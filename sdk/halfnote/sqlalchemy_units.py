@@ -50,8 +50,7 @@ def in_connection(
     producer: SyncTransactionProducer, connection: Connection, messages: Messages, **half: object
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection. Options as of `transaction()`."""
-    nested = connection.in_transaction()
-    unit = Unit(hides_rollbacks=connection.dialect.name in _HIDES_ROLLBACKS)
+    nested, unit = connection.in_transaction(), _unit(connection)
     begun = _begun(connection, nested=nested)
     with in_sync(producer, messages, half, connection, begun, unit, nested=nested) as transaction:
         yield transaction
@@ -62,11 +61,20 @@ async def in_async_connection(
     producer: TransactionProducer, connection: AsyncConnection, messages: Messages, **half: object
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on an AsyncConnection. Options as of `transaction()`."""
-    nested = connection.in_transaction()
-    unit = Unit(hides_rollbacks=connection.dialect.name in _HIDES_ROLLBACKS)
+    nested, unit = connection.in_transaction(), _unit(connection)
     begun = connection.begin_nested() if nested else connection.begin()
     async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
+
+
+def _unit(connection: Connection | AsyncConnection) -> Unit:
+    around = connection.get_transaction()
+
+    def around_is_open() -> bool:
+        # Code that commits by itself may have begun another one since.
+        return around is not None and around.is_active and connection.get_transaction() is around
+
+    return Unit(hides_rollbacks=connection.dialect.name in _HIDES_ROLLBACKS, around_is_open=around_is_open)
 
 
 @contextmanager

@@ -34,11 +34,15 @@ log = logging.getLogger("halfnote")
 
 
 class Unit:
-    """The state of one block's database transaction. `marked`: it will be rolled back in any case."""
+    """The state of one block's database transaction. `marked`: it will be rolled back in any case.
 
-    def __init__(self, *, hides_rollbacks: bool = False) -> None:
+    `around_is_open`: whether the caller's database transaction, around a block that is a savepoint, is still open.
+    """
+
+    def __init__(self, *, hides_rollbacks: bool = False, around_is_open: Callable[[], bool] = lambda: True) -> None:
         self.state: DatabaseState = "none"
         self.hides_rollbacks = hides_rollbacks
+        self._around_is_open = around_is_open
         self.marked = False
         self._notify: Callable[[DatabaseState], None] | None = None
 
@@ -68,9 +72,12 @@ class Unit:
             self.state = "open" if nested else "committed"
 
     def failed(self, *, nested: bool) -> None:
-        """Record an exception: before the commit was tried it is a rollback, afterwards the outcome is unknown."""
+        """Record an exception: before the commit was tried it is a rollback, afterwards the outcome is unknown.
+
+        Code that ended the caller's database transaction before it raised may have committed it.
+        """
         if self.state == "open":
-            self.state = "undone" if nested else "rolled_back"
+            self.state = "undone" if nested and self._around_is_open() else "rolled_back"
 
 
 @asynccontextmanager
@@ -78,8 +85,9 @@ async def in_asyncpg(
     producer: TransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on a connection of asyncpg. Options as of `transaction()`."""
-    nested = connection.is_in_transaction()
-    async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
+    nested, unit = connection.is_in_transaction(), Unit(around_is_open=connection.is_in_transaction)
+    begun = connection.transaction()
+    async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
         if producer.barrier is None:
             await connection.execute(STANDS)
@@ -90,8 +98,12 @@ async def in_async_psycopg(
     producer: TransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on an AsyncConnection of psycopg. Options as of `transaction()`."""
-    nested = int(connection.info.transaction_status) != _IDLE
-    async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
+    nested, unit = (
+        _in_psycopg_transaction(connection),
+        Unit(around_is_open=partial(_in_psycopg_transaction, connection)),
+    )
+    begun = connection.transaction()
+    async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
         if producer.barrier is None:
             await connection.execute(STANDS)
@@ -102,11 +114,18 @@ def in_psycopg(
     producer: SyncTransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection of psycopg. Options as of `transaction()`."""
-    nested = int(connection.info.transaction_status) != _IDLE
-    with in_sync(producer, messages, half, connection, connection.transaction(), Unit(), nested=nested) as transaction:
+    nested, unit = (
+        _in_psycopg_transaction(connection),
+        Unit(around_is_open=partial(_in_psycopg_transaction, connection)),
+    )
+    with in_sync(producer, messages, half, connection, connection.transaction(), unit, nested=nested) as transaction:
         yield transaction
         if producer.barrier is None:
             connection.execute(STANDS)
+
+
+def _in_psycopg_transaction(connection: Any) -> bool:
+    return int(connection.info.transaction_status) != _IDLE
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import psycopg
 import psycopg2
 import pymysql
@@ -22,6 +23,7 @@ from halfnote import (
     TransactionProducer,
 )
 from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.psycopg import AsyncPsycopg
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
@@ -184,6 +186,65 @@ def test_what_the_code_has_committed_is_announced(name: str, fails: bool, tmp_pa
             place()
         assert shop.numbers() == [1]
     assert verdicts(halfnote) == ["commit"]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_the_barrier_has_the_outcome_of_a_database_transaction_around_the_block(ends: str, tmp_path: Path) -> None:
+    """The code ended it before it raised."""
+    halfnote = Scripted()
+    with shop_of("sqlalchemy-connection", tmp_path) as shop, producer_of(shop.barrier, halfnote) as producer:
+        with shop.connect() as connection, pytest.raises(LookupError):
+            execute(connection, INSERT.format(1))
+            around = connection.get_transaction()
+            with producer.begin(ORDER, connection):
+                execute(connection, INSERT.format(2))
+                getattr(around, ends)()
+                raise LookupError("no printer")
+        assert shop.numbers() == [1, 2] * (ends == "commit")
+    assert verdicts(halfnote) == [ends]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_the_barrier_has_the_outcome_of_an_asynchronous_database_transaction_around_the_block(ends: str) -> None:
+    halfnote, url = Scripted(), fresh(ORDERS)
+    engine = create_async_engine(with_driver(url, "asyncpg"))
+    barrier = AsyncBarrier(AsyncSqlAlchemy(engine))
+    await barrier.create_table()
+    transport = halfnote.transport()
+    async with TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer:
+        async with engine.connect() as connection:
+            await connection.execute(text(INSERT.format(1)))
+            around = connection.get_transaction()
+            with pytest.raises(LookupError):
+                async with producer.begin(ORDER, connection):
+                    await connection.execute(text(INSERT.format(2)))
+                    await getattr(around, ends)()
+                    raise LookupError("no printer")
+    await engine.dispose()
+    assert listing(lambda: psycopg.connect(url))() == [1, 2] * (ends == "commit")
+    assert verdicts(halfnote) == [ends]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_the_barrier_has_the_outcome_of_a_statement_that_ends_the_database_transaction(ends: str) -> None:
+    """asyncpg does not refuse it, and fails at the end of the savepoint."""
+    halfnote, url = Scripted(), fresh(ORDERS)
+    async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool:
+        barrier = AsyncBarrier(Asyncpg(pool))
+        await barrier.create_table()
+        transport = halfnote.transport()
+        async with (
+            TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer,
+            pool.acquire() as connection,
+        ):
+            await connection.transaction().start()
+            await connection.execute(INSERT.format(1))
+            with pytest.raises(asyncpg.NoActiveSQLTransactionError):
+                async with producer.begin(ORDER, connection):
+                    await connection.execute(INSERT.format(2))
+                    await connection.execute(ends)
+    assert listing(lambda: psycopg.connect(url))() == [1, 2] * (ends == "commit")
+    assert verdicts(halfnote) == [ends]
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
