@@ -1,6 +1,9 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
+import json
 import sys
+from base64 import b64decode
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +12,7 @@ from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_js
 from app.cli.errors import Refusal
 from app.cli.leaving import leaving
 from app.cli.standard_output import discard_output
-from app.cli.tables import moment
+from app.cli.tables import harmless, is_for_people, moment, print_fields
 from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
@@ -28,7 +31,7 @@ def consume(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Claim messages, print each, and acknowledge what was printed."""
+    """Claim messages, print each with its body, and acknowledge what was printed."""
     path, left = path_of("subscriptions", name), count
     with leaving():
         while left is None or left > 0:
@@ -73,7 +76,38 @@ def _most(at_once: int | None, left: int | None) -> int | None:
 
 
 def _print(message: dict[str, Any]) -> None:
-    again = f", attempt {message['attempt']}" if message["attempt"] > 1 else ""
-    print(f"{message['message_id']} {moment(message['committed_at'])}{again}")
-    key = f" {message['key']}" if message["key"] else ""
-    print(f"  {message['topic']}{key}"[:80])
+    """Print a message with its whole body: for people as fields, in a pipe as one line of columns with tabs between."""
+    kind, body = _body_of(message)
+    again = str(message["attempt"])
+    if is_for_people():
+        print_fields(
+            {
+                "message": message["message_id"],
+                "committed": f"{moment(message['committed_at'])} UTC",
+                "attempt": again if message["attempt"] > 1 else None,
+                "topic": message["topic"],
+                "key": message["key"],
+                "body (base64)" if kind == "base64" else "body": body,
+            }
+        )
+        print()
+        return
+    # JSON has its line breaks escaped, so the line is one.
+    shown = {"json": body, "text": _json(body), "base64": f"base64:{body}"}[kind]
+    columns = (message["message_id"], moment(message["committed_at"]), again, message["topic"], message["key"], shown)
+    print("\t".join(harmless(column or "") for column in columns))
+
+
+def _body_of(message: dict[str, Any]) -> tuple[str, str]:
+    """Return a message's body, whole, and its form: `json`, `text` or `base64`."""
+    if "body" in message:
+        return "json", _json(message["body"])
+    encoded: str = message["body_base64"]
+    if message["content_type"].strip().lower().startswith("text/"):
+        with suppress(UnicodeDecodeError):
+            return "text", b64decode(encoded).decode()
+    return "base64", encoded
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

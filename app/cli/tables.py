@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 NARROWEST = 80
 # Wider than any row.
 _UNWRAPPED = 1_000_000
+# Control characters but for the line break, line separators, directions of text, and halves of surrogate pairs, which
+# no encoding has.
+_UNSAFE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
@@ -22,7 +27,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole:
     for name in columns:
         table.add_column(name.upper(), overflow="fold", no_wrap=name in whole)
     for row in rows:
-        table.add_row(*(escape(cell if _is_for_people() else ", ".join(cell.splitlines())) for cell in row))
+        table.add_row(*(harmless(cell if is_for_people() else ", ".join(cell.splitlines())) for cell in row))
     _print(table)
 
 
@@ -33,7 +38,7 @@ def print_fields(fields: Mapping[str, str | None]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields.items():
         if value is not None:
-            table.add_row(name, escape(value))
+            table.add_row(name, harmless(value))
     _print(table)
 
 
@@ -50,16 +55,22 @@ def reset_line(answer: dict[str, Any]) -> dict[str, str | None]:
 def _print(table: Table) -> None:
     """Print as wide as the terminal, at least 80 columns, or unwrapped in a pipe; no line ends in blanks."""
     screen = Console(file=sys.stdout, highlight=False)
-    width = max(NARROWEST, screen.width) if _is_for_people() else _UNWRAPPED
-    page = Console(file=sys.stdout, highlight=False, width=width)
+    width = max(NARROWEST, screen.width) if is_for_people() else _UNWRAPPED
+    # Values are data: `[bold]` and `:x:` in them stay as they are.
+    page = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
     with page.capture() as printed:
         page.print(table)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
-def _is_for_people() -> bool:
+def is_for_people() -> bool:
     """Return whether a width counts: there is a terminal, or COLUMNS names one. Programs read whole lines."""
     return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+
+
+def harmless(value: str) -> str:
+    """Return a text with the characters that would command a terminal, or reorder its text, as `\\u…`; not `\\n`."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
 
 
 def moment(value: str | None) -> str | None:

@@ -1,13 +1,17 @@
 """`halfnote consume`, and subscriptions whose messages consumers claim."""
 
+import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -19,13 +23,19 @@ from tests.support.processes import ROOT, serving
 __all__ = ["run"]
 
 
-def publish(url: str, topic: str, count: int) -> list[str]:
-    """Publish plain messages; return their ids."""
+def publish(url: str, topic: str, count: int = 0, *, contents: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """Publish plain messages, with contents or numbers as bodies; return their ids."""
+    contents = contents or [{"body": n} for n in range(count)]
     put = {"check_urls": ["http://127.0.0.1:9/"]}
     assert httpx.put(f"{url}/producer-groups/consumed", json=put).status_code in (200, 201)
-    messages = [{"topic": topic, "key": f"order-{n}", "body": n} for n in range(count)]
+    messages = [{"topic": topic, "key": f"order-{n}", **content} for n, content in enumerate(contents)]
     answer = httpx.post(f"{url}/messages", json={"producer_group": "consumed", "messages": messages})
     return [one["message_id"] for one in answer.json()["messages"]]
+
+
+def text_of(text: str) -> dict[str, Any]:
+    """Return the content of a message that is plain text."""
+    return {"body_base64": b64encode(text.encode()).decode(), "content_type": "text/plain; charset=utf-8"}
 
 
 def test_messages_are_printed_and_acknowledged(run: Run, url: str) -> None:
@@ -39,12 +49,54 @@ def test_messages_are_printed_and_acknowledged(run: Run, url: str) -> None:
     printed = run("consume", "claimed", "--count", "3", "--max", "2")
     assert printed.code == 0
     assert [one for one in sent if one in printed.out] == sent[1:4]
-    assert "claimed.order order-1" in printed.out
+    assert re.search(r"topic +claimed\.order\nkey +order-1\nbody +1\n", printed.out)
     [last] = [run("consume", "claimed", "--once", "--json").json]
     assert (last["message_id"], last["body"]) == (sent[4], 4)
     assert run("consume", "claimed", "--once").out == ""
     shown = run("subscriptions", "get", "claimed", "--json").json
     assert shown["destination"] == {"type": "pull"}
+
+
+# The content of a message, and what a line of a pipe ends with.
+BODIES: list[tuple[dict[str, Any], str]] = [
+    ({"body": {"order": 1030, "note": "a\tb\n[bold]c :x: \\ é"}}, r'{"order": 1030, "note": "a\tb\n[bold]c :x: \\ é"}'),
+    ({"body": "\x1b[2J\x7f\x9b31m\u202e"}, r'"\u001b[2J\u007f\u009b31m\u202e"'),
+    ({"body": ["x" * 5000]}, json.dumps(["x" * 5000])),
+    ({"body": None}, "null"),
+    (text_of("first\nsecond\x1b"), r'"first\nsecond\u001b"'),
+    ({"body_base64": "AAH/", "content_type": "application/octet-stream"}, "base64:AAH/"),
+    # Not UTF-8.
+    ({"body_base64": "/w==", "content_type": "text/plain"}, "base64:/w=="),
+]
+
+
+def test_a_pipe_gets_a_line_of_columns_for_each_message_with_its_whole_body(run: Run, url: str) -> None:
+    assert run("subscriptions", "put", "whole", "--topic", "whole.order", "--to", "pull").code == 0
+    sent = publish(url, "whole.order", contents=[content for content, _ in BODIES])
+    out, into = os.pipe()
+    with consuming(url, "whole", into, "--count", str(len(sent))) as process:
+        os.close(into)
+        printed = b"".join(iter(lambda: os.read(out, 65_536), b"")).decode()
+        _, errors = process.communicate(timeout=60)
+    os.close(out)
+    assert (process.returncode, errors) == (0, "")
+    # `splitlines` also splits at other characters than the line break.
+    rows = [line.split("\t") for line in printed.splitlines()]
+    assert [row[0] for row in rows] == sent
+    assert {tuple(row[2:4]) for row in rows} == {("1", "whole.order")}
+    assert [row[4] for row in rows] == [f"order-{n}" for n in range(len(sent))]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", row[1]) for row in rows)
+    assert [row[5] for row in rows] == [shown for _, shown in BODIES]
+
+
+def test_a_person_sees_the_whole_body(run: Run, url: str) -> None:
+    assert run("subscriptions", "put", "seen", "--topic", "seen.order", "--to", "pull").code == 0
+    contents = [{"body": "x" * 200 + " [bold]:x:"}, text_of("first\nsecond\x1b"), BODIES[5][0]]
+    publish(url, "seen.order", contents=contents)
+    first, second, third = [run("consume", "seen", "--count", "1").out for _ in contents]
+    assert "".join(first.split("body")[1].split()) == '"' + "x" * 200 + '[bold]:x:"'
+    assert re.search(r"body +first\n +second\\u001b\n", second)
+    assert re.search(r"body \(base64\) +AAH/\n", third)
 
 
 def test_a_subscription_that_workers_deliver_is_refused(run: Run) -> None:
@@ -68,11 +120,11 @@ def test_what_is_not_given_is_lowered_to_what_the_service_allows(
 
 
 @contextmanager
-def consuming(url: str, name: str, stdout: int) -> Iterator[subprocess.Popen[str]]:
+def consuming(url: str, name: str, stdout: int, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Run `halfnote consume` as a process of its own; kill it at the end."""
-    command = [sys.executable, "-m", "app.cli", "consume", name, "--url", url]
-    # The variable would write each line at once.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "app.cli", "consume", name, "--url", url, *options]
+    # One variable would write each line at once, the other print for people.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "COLUMNS")}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True)
     try:
         yield process
