@@ -23,6 +23,7 @@ ADMINS: Roles = frozenset({_A})
 READERS: Roles = PEOPLE | {_V}
 AUDITORS: Roles = ADMINS | {_V}
 PRODUCERS: Roles = frozenset({_P, _A})
+PEOPLE_AND_PRODUCERS: Roles = PEOPLE | {_P}
 SUBSCRIBERS: Roles = frozenset({_S, _A})
 OWN_SUBSCRIPTIONS: Roles = PEOPLE | {_S}
 READERS_AND_PRODUCERS: Roles = READERS | {_P}
@@ -43,11 +44,11 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): READERS_AND_PRODUCERS,
     ("GET", "/transactions/{transaction_id:uuid}/deliveries"): READERS_AND_PRODUCERS,
     ("GET", "/transactions/{transaction_id:uuid}/delivery"): READERS_AND_PRODUCERS,
-    ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE,
+    ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE_AND_PRODUCERS,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/replay"): PEOPLE,
-    ("POST", "/transactions/check"): PEOPLE,
+    ("POST", "/transactions/check"): PEOPLE_AND_PRODUCERS,
     ("POST", "/transactions/verdict"): PEOPLE,
     ("POST", "/transactions/reissue"): PEOPLE,
     ("GET", "/topics"): READERS_AND_BOTH,

@@ -1,9 +1,11 @@
-"""Operator calls on undecided transactions: check now, or decide; one by one or by a filter.
+"""Calls on undecided transactions: check now, or decide; one by one or by a filter.
 
-People and `halfnote transactions` use these calls. Every decision has a reason and can name its actor.
+People and `halfnote transactions` use these calls, and producers ask for checks of their own transactions. Every
+decision has a reason and can name its actor.
 """
 
 import asyncio
+from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -12,6 +14,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
+from app.database.connection import Connection
 from app.errors import (
     AlreadyDecided,
     DayGone,
@@ -23,7 +26,7 @@ from app.errors import (
     VerdictConflict,
 )
 from app.operations.audit import acting_person, audit_entry
-from app.permissions import Caller
+from app.permissions import Caller, Role
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import end_answer, refusal, unknown_transaction
 from app.routers.transaction_selection import Many, matched, matching
@@ -79,15 +82,19 @@ async def check_transaction(
 ) -> CheckAsked:
     """Make a transaction's check due at once, even during its check immunity and even if it is parked.
 
-    Send no body. A parked transaction stays parked unless the answer is a verdict.
+    Send no body. A parked transaction stays parked unless the answer is a verdict. A producer's key may ask for checks
+    of its own groups' transactions.
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
-        asked = await ask_now(connection, transaction_id, now)
-        if asked:
-            said = audit_entry(caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason)
-            await record(connection, said, now)
-        standing = None if asked else await transaction_state(connection, transaction_id)
+        standing = await transaction_state(connection, transaction_id)
+        if standing is not None and not caller.groups.takes(standing.producer_group):
+            # The same answer as for an unknown id.
+            standing = None
+        asked = standing is not None and await _ask(connection, caller, transaction_id, note, now)
+        if standing is not None and not asked:
+            # It may have been decided after the first look.
+            standing = await transaction_state(connection, transaction_id)
     if asked:
         return CheckAsked(transaction_id=transaction_id, next_check_at=now)
     if standing is None:
@@ -142,8 +149,9 @@ async def check_transactions(
     """Make the checks of all transactions that match a filter due at once.
 
     `dry_run` defaults to true, so that the first call shows which transactions would be checked. To check no others,
-    send its `transaction_ids`.
+    send its `transaction_ids`. A producer's key may ask for checks of its own groups' transactions.
     """
+    caller.must_have_group(wanted.producer_group)
     rows, more = await matching(runtime, wanted, wanted.state)
     changed = 0
     if not wanted.dry_run:
@@ -151,12 +159,7 @@ async def check_transactions(
         async with runtime.request_pool.transaction() as connection:
             # Rows are locked in the order of ids, so two calls cannot deadlock.
             for transaction_id in sorted(row.transaction_id for row in rows):
-                if await ask_now(connection, transaction_id, now):
-                    changed += 1
-                    said = audit_entry(
-                        caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason
-                    )
-                    await record(connection, said, now)
+                changed += await _ask(connection, caller, transaction_id, note, now)
     return matched(rows, wanted, changed, more)
 
 
@@ -178,6 +181,15 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
         ]
         changed = await _decide(runtime, ends)
     return matched(rows, wanted, changed, more)
+
+
+async def _ask(connection: Connection, caller: Caller, transaction_id: UUID, note: ActNote, now: datetime) -> bool:
+    """Make a transaction's check due at once, with an audit row unless a producer asked; False if it is decided."""
+    asked = await ask_now(connection, transaction_id, now)
+    if asked and caller.role is not Role.PRODUCER:
+        said = audit_entry(caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason)
+        await record(connection, said, now)
+    return asked
 
 
 async def _note(
