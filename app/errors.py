@@ -79,8 +79,9 @@ class Unauthenticated(Problem):
 class Forbidden(Problem):
     """The key is valid but does not permit this.
 
-    `missing` says what it lacks: a role, or a name in the scope `groups`, `topics` or `subscriptions`. The answer is
-    the same whether the named resource exists or not. An admin can make a key with the missing permission.
+    `missing` says what it lacks: a role, or a name in the scope `groups`, `topics` or `subscriptions`. Outside of the
+    scope the answer is the same whether the named resource exists or not. An admin can make a key with the missing
+    permission.
     """
 
     status, slug, title = 403, "forbidden", "The key does not permit this"

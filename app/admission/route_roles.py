@@ -63,7 +63,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("PUT", "/accept"): PEOPLE,
     ("GET", "/producer-groups"): READERS_AND_PRODUCERS,
     ("GET", "/producer-groups/{name}"): READERS_AND_PRODUCERS,
-    ("PUT", "/producer-groups/{name}"): ADMINS,
+    ("PUT", "/producer-groups/{name}"): PRODUCERS,
     ("PATCH", "/producer-groups/{name}"): ADMINS,
     ("DELETE", "/producer-groups/{name}"): ADMINS,
     ("POST", "/producer-groups/{name}/test"): PEOPLE,

@@ -15,6 +15,7 @@ from app.egress.urls import url_fault, without_query
 from app.errors import (
     AddressNotAllowed,
     DatabaseUnavailable,
+    Forbidden,
     GroupInUse,
     GroupReserved,
     GroupUnknown,
@@ -24,7 +25,7 @@ from app.errors import (
 from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
 from app.operations.merge_patch import patched
-from app.permissions import Caller, Within
+from app.permissions import Caller, Role, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.list_order import next_rank, rank_of
 from app.runtime.state import Runtime
@@ -47,7 +48,7 @@ from app.schemas.producer_groups import (
     UrlState,
 )
 from app.schemas.totals import COUNTED_MOST, total_of
-from app.secrets.signatures import Secret, dump, new_secret, rotated
+from app.secrets.signatures import Secret, dump, new_secret, rotated, signs
 from app.secrets.vault import GROUP_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
@@ -86,11 +87,15 @@ async def put_group(
     changed because of that. Only the secret is kept if none is given. A secret other than the current one is a
     rotation: for 24 hours both secrets sign.
 
-    Producers register when they start: checks of the group that were not answered are due again at once.
+    Producers register when they start: checks of the group that were not answered are due again at once. With a
+    producer's key only a PUT of its own group that changes nothing is allowed; an admin registers a group and changes
+    it. A `secret` in it must be one that signs now.
 
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
     """
+    if caller.role is Role.PRODUCER:
+        return await _repeat(runtime, caller, name, wanted, dry_run=dry_run)
     return await _store(runtime, caller, name, wanted, dry_run=dry_run)
 
 
@@ -120,8 +125,7 @@ async def _store(
     runtime: Runtime, caller: Caller, name: str, wanted: GroupPut, *, base: GroupShape | None = None, dry_run: bool
 ) -> GroupChanged | JSONResponse:
     """Register or change a group. `base`: what a patch was applied to; it must be stored unchanged."""
-    if name == GROUP:
-        raise GroupReserved(f"`{GROUP}` is the producer group of operational messages. Choose another name.")
+    _refuse_reserved(name)
     shape = _checked(wanted, runtime)
     secret = wanted.secret.get_secret_value() if wanted.secret else None
     made = Secret(secret or new_secret())
@@ -148,6 +152,41 @@ async def _store(
         return GroupChanged(**answer.model_dump(), changed=changed, reset=reset)
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
+
+
+async def _repeat(runtime: Runtime, caller: Caller, name: str, wanted: GroupPut, *, dry_run: bool) -> GroupChanged:
+    """Answer the PUT of a producer, which has started and changes nothing. Raises Forbidden if it would change it."""
+    caller.must_have_group(name)
+    _refuse_reserved(name)
+    shape = _checked(wanted, runtime)
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
+        stored = await store.read_group(connection, name)
+        if stored is None:
+            raise _for_admins(f"There is no producer group `{name}`, and a producer's key cannot register one.")
+        changed = changed_fields(asdict(stored.shape), asdict(shape))
+        if wanted.secret is not None:
+            known = runtime.vault.secrets(GROUP_SECRETS, name, stored.secrets)
+            changed += [] if signs(known, wanted.secret.get_secret_value(), now) else ["secret"]
+        if changed:
+            fields = ", ".join(f"`{field}`" for field in changed)
+            raise _for_admins(f"This PUT would change {fields} of `{name}`, but a producer's key may change nothing.")
+        await ask_unanswered(connection, name, now)
+        [answer] = await _answers(connection, [stored])
+    return GroupChanged(**answer.model_dump())
+
+
+def _for_admins(refused: str) -> Forbidden:
+    return Forbidden(
+        f"{refused} An admin registers and changes groups: PUT /producer-groups/<name>, or `halfnote groups put`.",
+        role=Role.PRODUCER,
+        missing={"role": [Role.ADMIN]},
+    )
+
+
+def _refuse_reserved(name: str) -> None:
+    if name == GROUP:
+        raise GroupReserved(f"`{GROUP}` is the producer group of operational messages. Choose another name.")
 
 
 class ProducerGroupQuery(StandingQuery):

@@ -104,6 +104,16 @@ def rotated(stored: Sequence[Secret], secret: str, now: datetime) -> list[Secret
     return [Secret(secret), *(old for old in former if old.expires_at is not None and old.expires_at > now)]
 
 
+def signs(stored: Sequence[Secret], secret: str, now: datetime) -> bool:
+    """Return whether a secret is one of those that sign now.
+
+    In constant time, because the caller may not know them: `==` ends at the first character that differs.
+    """
+    given = secret.encode()
+    equal = [secrets.compare_digest(known.secret.encode(), given) for known in stored if _is_valid(known, now)]
+    return any(equal)
+
+
 def dump(secrets_: Sequence[Secret]) -> list[dict[str, Any]]:
     """Return secrets as the JSON that tables store."""
     return [
@@ -118,6 +128,10 @@ def load(stored: Sequence[Mapping[str, Any]]) -> list[Secret]:
         Secret(row["secret"], datetime.fromisoformat(row["expires_at"]) if row["expires_at"] else None)
         for row in stored
     ]
+
+
+def _is_valid(known: Secret, now: datetime) -> bool:
+    return known.expires_at is None or known.expires_at > now
 
 
 def _key(secret: str) -> bytes:

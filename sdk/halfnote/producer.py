@@ -200,7 +200,9 @@ class TransactionProducer:
     async def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
         """Register the group: its check-back URL and its policy (`immunity_s`, `max_checks`, …; see the API).
 
-        A repetition changes nothing. Raises Refused or Unconfirmed.
+        A repetition changes nothing, and says that the service has started. With a producer's key only that is allowed:
+        what would change the group, or register it, raises Refused (`forbidden`), and an admin does it.
+        Raises Refused or Unconfirmed.
         """
         return await self._driver.run(self._conversation.register(check_urls, policy, secret))
 

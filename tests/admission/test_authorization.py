@@ -59,6 +59,7 @@ MAY = {
     ("PUT", "/accept"): "n n y y n n",
     ("GET", "/producer-groups"): "y n y y n y",
     ("GET", "/producer-groups/{name}"): "o n y y n y",
+    # A producer's key may repeat the PUT of its group: tests/routers/test_producer_keys.py.
     ("PUT", "/producer-groups/{name}"): "n n n y n n",
     ("PATCH", "/producer-groups/{name}"): "n n n y n n",
     ("DELETE", "/producer-groups/{name}"): "n n n y n n",

@@ -23,6 +23,7 @@ from app.secrets.signatures import (
     public_key,
     rotated,
     secret_fault,
+    signs,
 )
 
 BODY = b'{"order": 1030}'
@@ -117,6 +118,16 @@ def test_a_second_rotation_does_not_prolong_the_first_secret() -> None:
     assert [known.expires_at for known in twice] == [None, now + timedelta(hours=25), now + OVERLAP]
     assert load(dump(twice)) == twice
     assert [known.secret[6] for known in rotated(twice, "whsec_" + "A" * 32, now + OVERLAP)] == ["A", "C", "B"]
+
+
+def test_a_former_secret_signs_until_its_overlap_ends() -> None:
+    now = datetime.now(UTC)
+    former, current, other = ("whsec_" + letter * 32 for letter in "ABC")
+    stored = rotated([Secret(former)], current, now)
+    within, after = now + OVERLAP - timedelta(seconds=1), now + OVERLAP
+    assert [signs(stored, one, within) for one in (former, current, other)] == [True, True, False]
+    assert [signs(stored, one, after) for one in (former, current, other)] == [False, True, False]
+    assert not signs([], current, now)
 
 
 @pytest.mark.parametrize(
