@@ -55,8 +55,15 @@ REQUESTS = (
 
 GROUPS = (
     Limit("app.schemas.producer_groups.URLS_MAX", "check URLs of a producer group"),
-    Limit("app.checkback.check_batches.BATCH_CHECKS_MAX", "transactions of one call with `batch_checks`"),
+    Limit(
+        "app.checkback.check_batches.BATCH_CHECKS_MAX",
+        "transactions of one call with `batch_checks`, within `HALFNOTE_CHECK_CONCURRENCY` and `check_max_in_flight`",
+    ),
     Limit("app.checkback.check_batches.BATCH_BYTES", "bytes of messages in such a call, unless one has more"),
+    Limit(
+        "app.checkback.check_requests.MORE_FOR_EACH_BYTES",
+        "bytes that the answer to such a call may have more for each transaction",
+    ),
     Limit("app.schemas.claimed_checks.CLAIM_MAX", "checks of one claim"),
     Limit(
         "app.checkback.claimed_checks.CLAIM_BYTES", "bytes of messages in the answer to a claim, unless one has more"

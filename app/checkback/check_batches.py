@@ -112,7 +112,7 @@ async def _asked(runtime: Runtime, checks: Sequence[Check]) -> CheckReply:
             body,
             timeout_s=group.check_timeout_s,
             now=runtime.clock.now(),
-            many=True,
+            many=len(checks),
         )
     except SecretsUnreadable as error:
         return CheckReply(Unanswered(error.detail), (), None)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.egress.http_client import EgressClient
-from app.egress.reply import Reply
+from app.egress.reply import REPLY_LIMIT_BYTES, Reply
 from app.egress.urls import without_query
 from app.field_rules import REASON_MAX, json_of
 from app.observability.trace_context import trace_headers
@@ -18,6 +18,8 @@ from app.policy.check_schedule import Answered, CheckResult, Unanswered
 from app.secrets.signatures import Secret, headers
 from app.verdicts import Verdict
 
+# An answer to a check of many transactions may have so many bytes more for each of them, enough for its longest reason.
+MORE_FOR_EACH_BYTES = 4 * 1024
 NOT_AMONG = "the answer has no verdict for this transaction"
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "unknown": None}
 _encode = msgspec.json.Encoder().encode
@@ -25,7 +27,8 @@ _encode = msgspec.json.Encoder().encode
 _PLAIN = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
 
 
-class CheckAnswer(Struct, forbid_unknown_fields=True):
+# Unknown fields of answers are ignored: a producer's framework may add some, and the verdict is what counts.
+class CheckAnswer(Struct):
     """The body of a check URL's answer with status 200."""
 
     verdict: Literal["commit", "rollback", "unknown"]
@@ -36,7 +39,7 @@ class CheckAnswer(Struct, forbid_unknown_fields=True):
             raise ValueError("`reason` holds NUL")
 
 
-class ManyAnswers(Struct, forbid_unknown_fields=True):
+class ManyAnswers(Struct):
     """The body of the answer to a check of many transactions. Each answer is read by itself."""
 
     answers: list[msgspec.Raw]
@@ -93,20 +96,21 @@ async def ask(
     timeout_s: float,
     now: datetime,
     trace: str | None = None,
-    many: bool = False,
+    many: int = 0,
 ) -> CheckReply:
     """Send a check to the URLs in turn until one answers, each within `timeout_s`. All get the same signature.
 
-    `many`: the check is of many transactions, which one URL answers together.
+    `many`: the check is of so many transactions, which one URL answers together; 0: it is of one by itself.
     """
+    limit = REPLY_LIMIT_BYTES + many * MORE_FOR_EACH_BYTES
     signed = {**_PLAIN, **trace_headers(trace), **headers(secrets, webhook_id, body, now)}
     tried: list[UrlResult] = []
     failures: list[Unanswered] = []
     response: str | None = None
     for url in urls:
-        reply = await client.call(url, body, signed, timeout_s=timeout_s)
+        reply = await client.call(url, body, signed, timeout_s=timeout_s, reply_limit=limit)
         answers = read_answers(reply) if many else None
-        result = Unanswered(NOT_AMONG) if answers is not None else read_answer(reply, now, many=many)
+        result = Unanswered(NOT_AMONG) if answers is not None else read_answer(reply, now, limit, many=bool(many))
         if answers is not None:
             tried.append(UrlResult(url, now, None, reply.status, reply.duration_ms))
             return CheckReply(result, tuple(tried), reply.text or None, answers)
@@ -155,10 +159,11 @@ def read_answers(reply: Reply) -> dict[UUID, CheckResult] | None:
     return found
 
 
-def read_answer(reply: Reply, now: datetime, *, many: bool = False) -> CheckResult:
+def read_answer(reply: Reply, now: datetime, limit: int = REPLY_LIMIT_BYTES, *, many: bool = False) -> CheckResult:
     """Read a check's answer: 200 with a verdict, 202 or 204 for `unknown`; anything else counts as unanswered.
 
-    `many`: the check is of many transactions, and `read_answers` found no answers to it.
+    `limit`: the most bytes of an answer. `many`: the check is of many transactions, and `read_answers` found no answers
+    to it.
     """
     if reply.status is None:
         return Unanswered(reply.error or "no answer", congested=reply.timed_out)
@@ -171,7 +176,7 @@ def read_answer(reply: Reply, now: datetime, *, many: bool = False) -> CheckResu
     if reply.status != 200:
         return Unanswered(f"answered {reply.status}; a check wants 200, 202 or 204")
     if reply.truncated:
-        return Unanswered("answered 200, but with more than 16 KiB")
+        return Unanswered(f"answered 200, but with more than {limit // 1024} KiB")
     if many:
         return Unanswered("answered 200, but not {answers: [{transaction_id, verdict, reason?}]}")
     try:

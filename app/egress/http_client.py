@@ -58,15 +58,23 @@ class EgressClient:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def call(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, method: str = "POST"
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        method: str = "POST",
+        reply_limit: int | None = None,
     ) -> Reply:
-        """Send a request and read at most `reply_limit` bytes (16 KiB) of the answer, within `timeout_s`.
+        """Send a request and read at most `reply_limit` bytes of the answer (None: the client's), within `timeout_s`.
 
         Redirects are not followed. The names of `headers` are in lower case. Failures are outcomes, not exceptions.
         """
         started = perf_counter()
         try:
-            status, answered, content, truncated = await self._exchange(method, url, body, headers, timeout_s)
+            limit = reply_limit or self._reply_limit
+            status, answered, content, truncated = await self._exchange(method, url, body, headers, timeout_s, limit)
         except Unreachable as failure:
             return _failed(
                 str(failure), started, timed_out=isinstance(failure.__cause__, TimeoutError), unreachable=True
@@ -85,7 +93,7 @@ class EgressClient:
             connection.fail(ConnectionAbortedError("the client was closed"))
 
     async def _exchange(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, limit: int
     ) -> Answer:
         began = asyncio.get_running_loop().time()
         target = self._targets.get((method, url)) or self._target(method, url)
@@ -95,14 +103,14 @@ class EgressClient:
             connection = await self._connect(target.origin, began, timeout_s)
         else:
             try:
-                return await idle.exchange(head, body, began + timeout_s)
+                return await idle.exchange(head, body, began + timeout_s, limit)
             except ConnectionLost as lost:
                 # The receiver closed the idle connection while the request was on its way. A receiver takes deliveries
                 # and checks at least once, so sending the request again is safe.
                 if lost.answered:
                     raise
                 connection = await self._connect_again(lost, target.origin, began, timeout_s)
-        return await connection.exchange(head, body, began + timeout_s)
+        return await connection.exchange(head, body, began + timeout_s, limit)
 
     async def _connect_again(
         self, lost: ConnectionLost, origin: Origin, began: float, timeout_s: float
@@ -126,7 +134,7 @@ class EgressClient:
         return connection
 
     def _new_connection(self) -> HttpConnection:
-        return HttpConnection(self._keep_idle, self._forget, self._reply_limit)
+        return HttpConnection(self._keep_idle, self._forget)
 
     def _target(self, method: str, url: str) -> Target:
         """Return the parts of a URL, and remember them. Raises Unreachable if the policy refuses it."""

@@ -47,18 +47,15 @@ class Answer(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's end of one connection. `on_idle` gets it when it can take a request, `on_closed` at its end.
-
-    `limit`: the most bytes of an answer's body that are kept.
-    """
+    """A client's end of one connection. `on_idle` gets it when it can take a request, `on_closed` at its end."""
 
     def __init__(
         self,
         on_idle: Callable[["HttpConnection"], None],
         on_closed: Callable[["HttpConnection"], None],
-        limit: int = REPLY_LIMIT_BYTES,
     ) -> None:
-        self._limit = limit
+        # The most bytes that are kept of the body of the answer under way.
+        self._limit = REPLY_LIMIT_BYTES
         self._on_idle, self._on_closed = on_idle, on_closed
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
@@ -76,8 +73,8 @@ class HttpConnection(asyncio.Protocol):
         # `_keep`: the connection can serve another request.
         self._head_complete = self._complete = self._keep = False
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float) -> Answer:
-        """Send a request and return its answer, by `deadline` (the loop's time).
+    async def exchange(self, head: bytes, body: bytes, deadline: float, limit: int = REPLY_LIMIT_BYTES) -> Answer:
+        """Send a request and return its answer, by `deadline` (the loop's time), with `limit` bytes of its body.
 
         Raises TimeoutError, ConnectionLost and InvalidAnswer; then, and if the caller is canceled, the connection is
         closed.
@@ -88,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
             raise ConnectionLost(None, answered=False)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Answer] = loop.create_future()
-        self._waiter = waiter
+        self._waiter, self._limit = waiter, limit
         self._begin()
         timer = loop.call_at(deadline, self._expire, waiter)
         try:

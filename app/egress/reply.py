@@ -13,7 +13,7 @@ RETRY_AFTER_MAX_S = 259_200.0
 
 
 class Reply(Struct, frozen=True):
-    """The result of a call: `status` and `body` (cut at 16 KiB, then `truncated`), or `error` without an answer.
+    """The result of a call: `status` and `body` (cut at a limit, then `truncated`), or `error` without an answer.
 
     `headers` have names in lower case. `unreachable`: no connection was made, so nothing was sent.
     """

@@ -106,7 +106,8 @@ class GroupPut(Strict):
     batch_checks: bool = Field(
         False,
         strict=True,
-        description="true: one call asks about up to 100 transactions, and its answer has a verdict for each",
+        description="true: one call asks about up to 100 transactions, and its answer has a verdict for each. A call "
+        "has at most as many as `check_max_in_flight` and HALFNOTE_CHECK_CONCURRENCY allow",
     )
     immunity_s: DayS = Field(6, description="check immunity: time before the first check of a new half")
     interval_s: DayS = Field(30, description="time between checks")

@@ -1,6 +1,7 @@
 """One call that asks a producer group about many transactions: its content, its answers, its limits."""
 
 import asyncio
+import json
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from app.checkback import check_batches
 from app.checkback.loop import CheckBack
 from app.config import Settings
 from app.database.connection import Connection
+from app.field_rules import REASON_MAX
 from app.runtime.state import Runtime
 from tests.conftest import register_group
 from tests.support.check_responder import Call, Responder, Silent
@@ -65,7 +67,8 @@ async def test_one_call_brings_a_verdict_for_each_and_what_is_missing_is_unanswe
 WRONG: list[tuple[int, Any, str]] = [
     (200, {"verdict": "commit"}, "not {answers"),
     (200, {"answers": "commit"}, "not {answers"),
-    (200, {"answers": [], "more": 1}, "not {answers"),
+    (200, {"answers": [], "more": 1}, "no verdict for this"),
+    (200, {"more": 1}, "not {answers"),
     (200, {"answers": [{"verdict": "commit"}]}, "no verdict for this"),
     (200, {"answers": [{"transaction_id": str(uuid4()), "verdict": "commit"}]}, "no verdict for this"),
     (200, {"answers": [{"transaction_id": "ID", "verdict": "maybe"}]}, "no verdict for this"),
@@ -74,7 +77,7 @@ WRONG: list[tuple[int, Any, str]] = [
         {"answers": [{"transaction_id": "ID", "verdict": word} for word in ("commit", "rollback")]},
         "two verdicts",
     ),
-    (200, {"answers": [{"transaction_id": "ID", "verdict": "commit"}], "pad": " " * 20_000}, "more than 16 KiB"),
+    (200, {"answers": [{"transaction_id": "ID", "verdict": "commit"}], "pad": " " * 20_500}, "more than 20 KiB"),
     (500, {"answers": [{"transaction_id": "ID", "verdict": "commit"}]}, "answered 500"),
 ]
 
@@ -134,6 +137,44 @@ async def test_calls_have_at_most_a_hundred_and_groups_stay_apart(db: Connection
     assert sizes == [(3, "b"), (50, "a"), (100, "a"), (100, "a")]
     assert await db.fetchval("select count(*) from op where verdict = 1 and source = 1") == 253
     assert await db.fetchval("select count(*) from check_back") == 0
+
+
+async def test_a_hundred_answers_with_the_longest_reasons_are_read(
+    db: Connection, settings: Settings, dsn: str
+) -> None:
+    reason = "\N{TEAPOT}" * REASON_MAX
+
+    async def answer(call: Call) -> web.StreamResponse:
+        checks = call.json()["checks"]
+        answers = [{"transaction_id": one["transaction_id"], "verdict": "rollback", "reason": reason} for one in checks]
+        return web.Response(body=json.dumps({"answers": answers}, ensure_ascii=False).encode())
+
+    async with replica(settings, dsn, check_concurrency=1000) as runtime, Responder(answer) as shop:
+        window = {"check_max_in_flight": 100, "check_window": 100}
+        await register_group(db, "shop", check_urls=[shop.url], batch_checks=True, **window)
+        await many_in_doubt(db, runtime, "shop", 100)
+        assert await turn(runtime, CheckBack()) == 100
+    [call] = shop.calls
+    assert len(call.json()["checks"]) == 100
+    assert await db.fetchval("select count(*) from op where verdict = 2 and source = 1 and reason = $1", reason) == 100
+
+
+async def test_unknown_fields_of_answers_are_ignored(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    async def answer(call: Call) -> web.StreamResponse:
+        body = call.json()
+        if body["type"] == "halfnote.check":
+            return web.json_response({"verdict": "commit", "order": {"number": 1030}})
+        answers = [{"transaction_id": one["transaction_id"], "verdict": "rollback", "n": 1} for one in body["checks"]]
+        return web.json_response({"answers": answers, "took_ms": 3})
+
+    async with Responder(answer) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        await register_group(db, "bank", check_urls=[shop.url], batch_checks=True)
+        ids = [await in_doubt(client, runtime, name) for name in ("shop", "bank")]
+        await turn(runtime, CheckBack())
+    assert [await verdict(db, one) for one in ids] == [(1, 1), (2, 1)]
 
 
 async def test_large_transactions_go_in_calls_of_their_own(

@@ -19,7 +19,7 @@ NO_ANSWERS = [
     (200, b"certainly", "not {verdict, reason?}"),
     (200, b"", "not {verdict, reason?}"),
     (200, b'{"verdict": "maybe"}', "not {verdict, reason?}"),
-    (200, b'{"verdict": "commit", "more": 1}', "not {verdict, reason?}"),
+    (200, b'{"more": 1}', "not {verdict, reason?}"),
     (200, b'{"verdict": "commit", "reason": "\\u0000"}', "NUL"),
     (200, b'{"verdict": "commit", "reason": "' + b"a" * 1001 + b'"}', "not {verdict, reason?}"),
     (200, b'{"verdict": "commit"}' + b" " * 10_000_000, "more than 16 KiB"),
