@@ -35,8 +35,9 @@ from halfnote.verdicts import Verdict
 log = logging.getLogger("halfnote")
 
 TABLE = "halfnote_barrier"
-# The longest time that Halfnote keeps an undecided transaction; no check comes after that.
-KEEP = timedelta(days=45)
+# The longest time that Halfnote keeps an undecided transaction: a day goes HALFNOTE_MAX_RETENTION_S (45 days) after its
+# end, so its first transaction is 46 days old by then. The rest is for upkeep, and for the clocks.
+KEEP = timedelta(days=47)
 # Less than a producer group's `check_timeout_s`, so that the answer still comes.
 WAIT_S = 3.0
 # What asking an asynchronous database may take besides, such as the wait for a connection of a full pool. Blocks that
@@ -114,7 +115,7 @@ class Barrier(_Rules):
     """A barrier with a plain driver. Also a listener: `CheckEndpoint(barrier, …)`.
 
     `table` may contain a schema. `keep`: how long rows are kept, at least as long as Halfnote keeps undecided
-    transactions.
+    transactions: two days more than its HALFNOTE_MAX_RETENTION_S.
     `wait_s`: how long a check waits for a local transaction that is still open, before it answers `unknown`; less for
     one of many in one call.
     """
