@@ -58,6 +58,9 @@ def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
     assert (patched.code, "then every 45 s" in patched.out) == (0, True)
     kept = run("groups", "get", "blue shop", "--json").json
     assert (kept["check_urls"], kept["on_exhausted"]) == (["http://127.0.0.1:9/a", "http://127.0.0.1:9/b"], "park")
+    # As docs/runbooks/HalfnoteCheckUrlDown.md says: other URLs, and the policy stays.
+    moved = run("groups", "patch", "blue shop", 'check_urls=["http://127.0.0.1:9/c"]', "--json").json
+    assert (moved["check_urls"], moved["interval_s"], moved["on_exhausted"]) == (["http://127.0.0.1:9/c"], 45, "park")
     assert run("groups", "patch", "blue shop", "interval_s").code == 2
     rotated = run("groups", "rotate-secret", "blue shop")
     assert "whsec_" in rotated.out

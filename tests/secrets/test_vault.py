@@ -245,11 +245,16 @@ async def test_a_missing_key_is_named_and_a_new_secret_replaces_what_it_sealed(
     key_file(path, other)
     runtime.vault = Vault(path)
     new = SECRET.replace("S", "T")
-    again = await client.put("/producer-groups/shop", json={"check_urls": ["http://127.0.0.1:9/check"], "secret": new})
-    broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": "another"}
-    stock = await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker})
-    assert (again.status_code, stock.status_code) == (200, 200)
+    # As docs/operations/secrets.md says; all other fields stay.
+    again = await client.patch("/producer-groups/shop", json={"secret": new})
+    stock = await client.patch("/subscriptions/stock", json={"destination": {"password": "another"}})
+    given = {"secret": new, "headers": {"x-token": "another"}}
+    mailer = await client.patch("/subscriptions/mailer", json={"destination": given})
+    assert [answer.status_code for answer in (again, stock, mailer)] == [200, 200, 200], mailer.text
+    assert again.json()["changed"] == ["secret"]
     assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
+    assert (await client.post("/subscriptions/mailer/rotate-secret")).status_code == 200
+    assert (await rotate(db, runtime.vault)).unreadable == []
 
 
 async def test_a_key_that_was_added_is_found_without_a_restart(
