@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -38,9 +39,11 @@ from tests.support.days import (
     post_transaction,
     subscribe,
 )
+from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.usefixtures("group")
 
+METRICS = ROOT / "docs" / "metrics.md"
 # Long enough for any machine, and far less than a request behind a held lock would wait.
 PROMPTLY_S = 20
 OLD_TIME = long_ago(10)
@@ -521,6 +524,33 @@ async def test_an_inconsistent_day_is_kept_for_an_operator(
         f"{table}_{DAY:%Y%m%d}": False for table in ("half", "op", "outbox", "receipt", "attempt")
     }
     assert [line["log_level"] for line in lines if line["event"] == "day_unsound"] == ["error"]
+
+
+async def test_a_day_that_contradicts_itself_is_ended_by_the_statement_of_the_page(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    await park(db, await post_transaction(client))
+    await db.execute("delete from outbox")
+    await retention_loop.step(runtime, NOW)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert [one.held for one in await days.held_days(db)] == [["manifest"]]
+    for table in partitions.DETACHED:
+        await db.execute(f"alter table {partition_name(table, DAY)} rename to kept_{table}")
+    [statement] = re.findall(r"```sql\n(update day set .*?)```", METRICS.read_text(), re.DOTALL)
+    shown = "2026-11-21"
+    assert shown in statement
+    await db.execute(statement.replace(shown, str(DAY)).replace("now()", f"'{AFTER_MAX_RETENTION}'"))
+    row = await day_row(db)
+    assert (row.state, row.held) == ("gone", [])
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await db.fetchval("select count(*) from check_back") == 0
+    assert await db.fetchval("select count(*) from kept_half") == 1
+
+
+async def test_a_day_that_is_gone_is_not_held(db: Connection, old_time: datetime) -> None:
+    """A person may have set its state alone."""
+    await db.execute("update day set state = 'gone', held = '{manifest}' where day = $1", DAY)
+    assert await days.held_days(db) == []
 
 
 async def test_tables_are_dropped_together_once_no_reader_is_left(

@@ -18,7 +18,8 @@ from app.verdicts import DayState
 COLUMNS = "day, low, high, state, decided, archive, held, changed_at"
 
 DAYS = f"select {COLUMNS} from day order by day"  # noqa: S608 -- names of columns
-HELD_DAYS = f"select {COLUMNS} from day where held <> '{{}}' order by day"  # noqa: S608
+# A person who ends a day by hand may set its state alone.
+HELD_DAYS = f"select {COLUMNS} from day where held <> '{{}}' and state <> 'gone' order by day"  # noqa: S608
 
 # Served by day_low. The row contains the whole id range of the day, so one probe answers for any id.
 DAY_OF = f"select {COLUMNS} from day where low <= $1 and high > $1 order by low desc"  # noqa: S608
