@@ -4,8 +4,13 @@ reconcile:
   enabled: {{ ne .Values.reconciliation.engine "none" }}
   schedule: {{ .Values.reconciliation.schedule | quote }}
 archive:
-  enabled: {{ and .Values.archive.enabled (ne .Values.reconciliation.engine "none") }}
+  enabled: {{ and .Values.archive.enabled (dig "scheduled" true .Values.archive) }}
   schedule: {{ .Values.archive.schedule | quote }}
+{{- end -}}
+
+{{/* What runs the programs. The archive of an installation that another one proves runs in one pod. */}}
+{{- define "halfnote.sparkEngine" -}}
+{{- eq .Values.reconciliation.engine "none" | ternary "local" .Values.reconciliation.engine -}}
 {{- end -}}
 
 {{/* A program's options; takes a list of the root and the program. */}}
@@ -52,17 +57,18 @@ archive:
 {{/* Takes a list of the root and the program. */}}
 {{- define "halfnote.sparkEnv" -}}
 {{- $root := index . 0 -}}
+{{- $engine := include "halfnote.sparkEngine" $root -}}
 {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) }}
 {{- include "halfnote.settingsEnv" $root }}
 {{- if eq (index . 1) "reconcile" }}
 {{- include "halfnote.installationsEnv" $root }}
 {{- end }}
-{{- if and (eq (index . 1) "archive") (eq $root.Values.reconciliation.engine "local") }}
+{{- if and (eq (index . 1) "archive") (eq $engine "local") }}
 # The program has no option for the scratch directory. Spark would mount a separate volume there for its executors.
 - name: SPARK_LOCAL_DIRS
   value: /staging
 {{- end }}
-{{- if eq $root.Values.reconciliation.engine "local" }}
+{{- if eq $engine "local" }}
 {{- $master := dict "spark.master" (printf "local[%d]" (int (default 2 $root.Values.reconciliation.cores))) }}
 {{- $conf := merge (dict) $root.Values.reconciliation.sparkConf $master }}
 - name: HALFNOTE_SPARK_CONF
@@ -153,7 +159,7 @@ root and the program. */}}
   emptyDir:
     sizeLimit: 1Gi
 - name: staging
-  {{- if eq .Values.reconciliation.engine "local" }}
+  {{- if eq (include "halfnote.sparkEngine" .) "local" }}
   emptyDir:
     sizeLimit: {{ .Values.reconciliation.staging.size }}
   {{- else }}
