@@ -1,6 +1,7 @@
 """The steps of docs/operations/secrets.md for passwords: the database's and a broker's."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,22 +18,27 @@ from app.migrate import migrate
 from tests.conftest import register_group
 from tests.coordinator.test_half_end import ORDER
 from tests.support import brokers, postgres
-from tests.support.processes import Service
+from tests.support.processes import ROOT, Service
+
+PAGE = ROOT / "docs" / "operations" / "secrets.md"
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A database that belongs to a role without a login, and a superuser's connection to it."""
+    """A database of the only login `<owner>_a`, and a superuser's connection to it. `owner` does not exist yet."""
 
     url: str
     owner: str
     db: Connection
 
-    async def add_login(self, name: str, password: str) -> str:
-        """Create a login as the page does; return the URL with it."""
-        await self.db.execute(f"create role {name} login password '{password}' in role {self.owner}")
-        await self.db.execute(f"alter role {name} set role = {self.owner}")
-        return self.with_password(name, password)
+    def statements(self) -> list[str]:
+        """Return the page's statements: those that make the owner, and those that make the second login."""
+        section = PAGE.read_text().partition("\n## The database's password\n")[2].partition("\n## ")[0]
+        shown = re.findall(r"^ *```sql\n(.*?)```", section, re.DOTALL | re.MULTILINE)
+        assert len(shown) == 2
+        database = urlsplit(self.url).path[1:]
+        named = [sql.replace("database halfnote", f"database {database}") for sql in shown]
+        return [re.sub(r"\bhalfnote", self.owner, sql).replace("…", "two") for sql in named]
 
     def with_password(self, name: str, password: str) -> str:
         place = urlsplit(self.url)
@@ -43,16 +49,15 @@ class Owned:
 async def owned() -> AsyncIterator[Owned]:
     url = await asyncio.to_thread(postgres.create_database)
     db = await connect(url)
-    owner = f"owner_{secrets.token_hex(4)}"
-    await db.execute(f"create role {owner}")
-    await db.execute(f"alter database {urlsplit(url).path[1:]} owner to {owner}")
+    owner = f"owner{secrets.token_hex(4)}"
+    await db.execute(f"create role {owner}_a login password 'one'")
+    await db.execute(f"alter database {urlsplit(url).path[1:]} owner to {owner}_a")
     yield Owned(url, owner, db)
     await db.close()
     await asyncio.to_thread(postgres.drop_database, url)
     admin = await connect(postgres.server().url)
-    for (login,) in await admin.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{owner}_"):
-        await admin.execute(f"drop role {login}")
-    await admin.execute(f"drop role {owner}")
+    for (role,) in await admin.fetch("select rolname from pg_roles where starts_with(rolname, $1)", owner):
+        await admin.execute(f"drop role {role}")
     await admin.close()
 
 
@@ -66,22 +71,29 @@ async def assert_stores_halves(service: Service) -> None:
 
 
 async def test_the_database_password_is_changed_by_a_second_login(owned: Owned, tmp_path: Path) -> None:
-    first, second = f"{owned.owner}_1", f"{owned.owner}_2"
-    url = await owned.add_login(first, "one")
+    first, second = f"{owned.owner}_a", f"{owned.owner}_b"
+    url = owned.with_password(first, "one")
     await migrate(url, days_ahead=2)
+    make_owner, make_login = owned.statements()
     await register_group(owned.db, "shop")
     replicas = [Service(tmp_path / "1", "serve", HALFNOTE_DATABASE_URL=url)]
     try:
         await replicas[0].start()
         await assert_stores_halves(replicas[0])
-        other = await owned.add_login(second, "two")
+        await owned.db.execute(make_owner)
+        await assert_stores_halves(replicas[0])
+        await owned.db.execute(make_login)
+        other = owned.with_password(second, "two")
         replicas.append(Service(tmp_path / "2", "serve", HALFNOTE_DATABASE_URL=other))
         await replicas[1].start()
         for replica in replicas:
             await assert_stores_halves(replica)
         assert await asyncio.to_thread(replicas.pop(0).stop) == 0
-        # The first login owns nothing, so it can be dropped.
+        # Upkeep may have made a partition in a session from before.
+        await owned.db.execute(f"reassign owned by {first} to {owned.owner}")
         await owned.db.execute(f"drop role {first}")
+        owners = await owned.db.fetch("select distinct tableowner from pg_tables where schemaname = 'public'")
+        assert [row["tableowner"] for row in owners] == [owned.owner]
         await assert_stores_halves(replicas[0])
         await migrate(other, days_ahead=3)
         # The login gets another password: open connections continue, new ones need the new password.
