@@ -32,6 +32,7 @@ FILES = (
     "system/test_crash.py",
     "system/test_demo.py",
     "system/test_failover.py",
+    "system/test_logical_replication.py",
     "system/test_model.py",
     "system/test_poolers.py",
     "system/test_pull_model.py",
