@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import migrate
