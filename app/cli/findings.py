@@ -68,7 +68,6 @@ def show(finding_id: FindingId, url: Url = DEFAULT_URL, as_json: AsJson = False)
     if as_json:
         print_json(one)
         return
-    resolved = f"{moment(one['resolved_at'])} UTC, by run {one['resolved_run']}" if "resolved_at" in one else None
     shown = {
         "finding": str(one["finding_id"]),
         "day": one["day"],
@@ -83,10 +82,17 @@ def show(finding_id: FindingId, url: Url = DEFAULT_URL, as_json: AsJson = False)
     shown |= {
         "first seen": f"{moment(one['first_seen_at'])} UTC, by run {one['first_run']}",
         "last seen": f"{moment(one['last_seen_at'])} UTC, by run {one['last_run']}",
-        "resolved": resolved,
+        "resolved": _resolved(one),
         "what it means": f"{url}{one['docs']}",
     }
     print_fields(shown)
+
+
+def _resolved(one: dict[str, Any]) -> str | None:
+    if "resolved_at" not in one:
+        return None
+    how = f"by run {one['resolved_run']}" if "resolved_run" in one else "when its day was removed"
+    return f"{moment(one['resolved_at'])} UTC, {how}"
 
 
 def _state(one: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Publishes what only the database knows: who is in doubt or parked, what fails or is dead, what holds old days, what
 the nightly proof found."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf
 
 from app.database.connection import Connection
@@ -16,6 +16,8 @@ from app.store.subscriptions.dead_letters import dead_letters_of
 from app.verdicts import ReconciledDayState, RunState
 
 EVERY_S = 5.0
+# Open findings are counted after each run, and this often, because upkeep resolves those of removed days.
+COUNT_FINDINGS_EVERY = timedelta(minutes=1)
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
@@ -46,21 +48,21 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
 
 
 async def _show_proof(proof: ProofMetrics, connection: Connection, now: datetime) -> None:
-    """Set the metrics of the nightly proof. Open findings are counted once per run, because only runs change them."""
+    """Set the metrics of the nightly proof."""
     stands = await standing(connection)
     newest, _ = await list_runs(connection, FIRST_RUN, 1)
     proof.proved_age_s.set(_age(now, stands.proved_at))
     proof.age_s.set(_age(now, newest[0].ended_at if newest else None))
     proof.days.labels(ReconciledDayState.PROVISIONAL).set(stands.provisional)
     proof.days.labels(ReconciledDayState.FINAL).set(stands.final)
-    if not newest or newest[0].run_id == proof.shown_run:
+    if not newest or (newest[0].run_id == proof.shown_run and abs(now - proof.shown_at) < COUNT_FINDINGS_EVERY):
         return
     [run] = newest
     proof.run_s.set((run.ended_at - run.started_at).total_seconds())
     for state in RunState:
         proof.state.labels(state).set(run.state is state)
     proof.show_findings(await open_findings(connection))
-    proof.shown_run = run.run_id
+    proof.shown_run, proof.shown_at = run.run_id, now
 
 
 def _waited(now: datetime, since: datetime | None) -> float:

@@ -1,6 +1,7 @@
 """The groups of Prometheus families, one class each. `docs/metrics.md` explains every family."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, LimitedFamily, withdraw
@@ -275,8 +276,9 @@ class ProofMetrics:
         self.state = gauge("reconciliation_state", "1 for the outcome of the last run, else 0", "state")
         self.findings = gauge("reconciliation_findings", "Open findings", "kind")
         self.days = gauge("reconciliation_days", "Days that the nightly proof has read", "state")
-        # The run whose findings are shown.
+        # The run whose findings are shown, and when they were counted.
         self.shown_run: int | None = None
+        self.shown_at = datetime.min.replace(tzinfo=UTC)
         self._with_findings: set[str] = set()
 
     def show_findings(self, counts: Mapping[str, int]) -> None:

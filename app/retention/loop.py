@@ -129,9 +129,14 @@ def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
 
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:
-    """Delete the rows that removed days, deleted subscriptions and old announcements left in the small tables."""
+    """Delete what removed days, deleted subscriptions and old announcements left; resolve findings of removed days."""
     for table in orphans.OF_GONE_DAYS:
         while await orphans.clear_gone_days(connection, table, now - GONE_LATELY) == orphans.AT_ONCE:
+            pass
+    # No run reads a removed day again, so no run resolves its findings. A run that read the day before its removal may
+    # write them later; then the next turn resolves them.
+    for day in await orphans.gone_days_with_findings(connection):
+        while await orphans.resolve_findings(connection, day, now) == orphans.AT_ONCE:
             pass
     for table in orphans.OF_DELETED_SUBSCRIPTIONS:
         while await orphans.clear_deleted_subscriptions(connection, table) == orphans.AT_ONCE:

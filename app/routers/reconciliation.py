@@ -94,7 +94,8 @@ class FindingQuery(Strict):
     day: Day | None = Field(None, description="of this day", examples=[DAY])
     kind: Kind | None = Field(None, description="of this kind", examples=["parked"])
     state: Literal["open", "resolved"] | None = Field(
-        None, description="`open`: the last run over the day found it; `resolved`: the last run did not find it"
+        None,
+        description="`open`: the last run over the day found it; `resolved`: it did not, or its day was removed",
     )
     cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="findings on a page")

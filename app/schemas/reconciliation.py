@@ -95,8 +95,8 @@ class ReconciliationShown(Shown):
     open: dict[str, int] = Field(
         description="open findings of all days by kind; kinds without any are left out", examples=[{"parked": 2}]
     )
-    provisional: int = Field(description="days that may still change", examples=[4])
-    final: int = Field(description="days in which everything is decided and settled", examples=[38])
+    provisional: int = Field(description="stored days that may still change", examples=[4])
+    final: int = Field(description="stored days in which everything is decided and settled", examples=[38])
     runs: RunPage
     days: DayPage
 
@@ -121,7 +121,7 @@ class FindingShown(Shown):
     first_seen_at: datetime = Field(examples=[AT])
     last_run: int = Field(description="the last run that found it", examples=[30])
     last_seen_at: datetime = Field(examples=[AT])
-    resolved_run: int | None = Field(None, description="the run that did not find it again")
+    resolved_run: int | None = Field(None, description="the run that did not find it again, if its day was not removed")
     resolved_at: datetime | None = None
     docs: str = Field(description="where this kind is explained", examples=["/findings/kinds/parked"])
     transaction: str | None = Field(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from app.embedded_postgres.stale_processes import postmasters_of
 from app.migrate import migrate
 from tests.support.cli_runs import Run, run, run_alone
 from tests.support.processes import ROOT, Service
-from tests.support.proof_runs import DAY, ID, find, find_many, resolve
+from tests.support.proof_runs import AT, DAY, ID, find, find_many, resolve
 
 __all__ = ["run", "run_alone"]
 
@@ -361,6 +362,7 @@ def found(database: str) -> Iterator[dict[str, int]]:
         ids = {
             ID: await find(connection, "parked", ID, transaction_id=ID, detail='{"reason": "15 checks"}'),
             "ordre": await find(connection, "unrouted", "ordre", detail='{"messages": 3}'),
+            "shop": await find(connection, "verdict_refused", "shop", DAY - timedelta(days=60), resolved_at=AT),
         }
         await resolve(connection, "ordre")
         await connection.close()
@@ -383,12 +385,14 @@ def test_findings_are_listed_and_shown(run: Run, found: dict[str, int]) -> None:
         assert "ordre" not in listed.out
     assert "unrouted (resolved)" in run("findings", "list", "--state", "resolved").out
     every = run("findings", "--state", "all", "--json").json
-    assert [one["subject"] for one in every["items"]] == ["ordre", ID]
+    assert [one["subject"] for one in every["items"]] == ["ordre", ID, "shop"]
     shown = run("findings", "show", str(found[ID])).out
     for expected in (ID, "15 checks", "2026-11-21 03:00:00 UTC, by run 1", "/findings/kinds/parked"):
         assert expected in shown
     resolved = run("findings", "show", str(found["ordre"]))
     assert "by run 2" in resolved.out
+    removed = run("findings", "show", str(found["shop"]))
+    assert "2026-11-21 03:00:00 UTC, when its day was removed" in " ".join(removed.out.split())
     assert run("findings", "show", str(found[ID]), "--json").json["transaction"] == f"/transactions/{ID}"
 
 

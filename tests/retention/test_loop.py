@@ -15,12 +15,13 @@ from structlog.testing import capture_logs
 from app.config import Settings
 from app.database.connection import Connection, connect
 from app.ids import uuid7
+from app.loops import gauges
 from app.retention import day_holders
 from app.retention import loop as retention_loop
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
-from app.store.retention import day_blockers, days, partitions
+from app.store.retention import day_blockers, days, orphans, partitions
 from app.store.retention.day_blockers import SubscriptionRoute
 from app.store.retention.day_changes import ClosedDayLook
 from app.store.retention.days import partition_name
@@ -39,7 +40,9 @@ from tests.support.days import (
     post_transaction,
     subscribe,
 )
+from tests.support.explain import scans
 from tests.support.processes import ROOT
+from tests.support.proof_runs import find, find_many, looked_at, reconciled, resolve
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -826,6 +829,59 @@ async def test_reissue_links_of_a_gone_day_are_removed(
     await db.execute("insert into reissue values ($1, $2, null, 'again', now())", uuid7(NOW), uuid7(NOW))
     await retention_loop.step(runtime, NOW)
     assert await db.fetchval("select count(*) from reissue") == 1
+
+
+async def test_findings_of_a_gone_day_are_resolved(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    """No run can read the day again, so no run would resolve them. Also those that a run wrote after the removal."""
+    await find_many(db, "verdict_refused", 3, DAY)
+    await find(db, "parked", "resolved by a run", DAY)
+    await resolve(db, "resolved by a run", run_id=2)
+    stored = DAY + timedelta(days=8)
+    await find(db, "parked", "of a stored day", stored)
+    run_id = await reconciled(db, "findings", DAY, stored)
+    await looked_at(db, stored, run_id, "final")
+    await gauges.step(runtime, NOW)
+    assert metric(runtime, 'halfnote_reconciliation_findings{kind="verdict_refused"}') == 3
+    assert metric(runtime, 'halfnote_reconciliation_days{state="provisional"}') == 1
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+    later = NOW + timedelta(minutes=1)
+    await gauges.step(runtime, later)
+    assert metric(runtime, 'halfnote_reconciliation_findings{kind="verdict_refused"}') == 0
+    assert metric(runtime, 'halfnote_reconciliation_findings{kind="parked"}') == 1
+    assert metric(runtime, 'halfnote_reconciliation_days{state="provisional"}') == 0
+    assert metric(runtime, 'halfnote_reconciliation_days{state="final"}') == 1
+    shown = (await client.get("/reconciliation")).json()
+    assert (shown["open"], shown["provisional"], shown["final"]) == ({"parked": 1}, 0, 1)
+    items = (await client.get("/findings", params={"state": "resolved"})).json()["items"]
+    assert [(one["kind"], one.get("resolved_run")) for one in items] == [("verdict_refused", None)] * 3 + [
+        ("parked", 2)
+    ]
+    await find(db, "half_stuck", "of a late run", DAY)
+    await retention_loop.step(runtime, later)
+    assert (await client.get("/reconciliation")).json()["open"] == {"parked": 1}
+
+
+@pytest.mark.parametrize("generic", [False, True])
+async def test_open_findings_of_gone_days_are_found_by_their_index(db: Connection, generic: bool) -> None:
+    await db.execute(
+        "insert into day (day, low, high, state, changed_at) select d, lpad(n::text, 32, '0')::uuid, "
+        "lpad((n + 1)::text, 32, '0')::uuid, 'gone', now() "
+        "from (select date '2020-01-01' + n as d, n from generate_series(1, 1000) n) s"
+    )
+    await find_many(db, "parked", 20_000, DAY)
+    await find_many(db, "parked", 20, date(2020, 1, 2))
+    await db.execute("vacuum analyze finding")
+    await db.execute("vacuum analyze day")
+    found = await scans(db, orphans.GONE_WITH_FINDINGS, [], [], generic=generic)
+    assert {one.index for one in found if one.table == "finding"} == {"finding_open"}
+    assert sum(one.rows for one in found) <= 10
+    resolved = [date(2020, 1, 2), NOW]
+    found = await scans(db, orphans.RESOLVE_FINDINGS, ["date", "timestamptz"], resolved, generic=generic)
+    assert not [one for one in found if one.table == "finding" and one.node == "Seq Scan"]
+    assert sum(one.rows for one in found if one.table == "finding") <= 3 * 20
 
 
 async def write_retry(

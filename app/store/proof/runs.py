@@ -17,11 +17,13 @@ ONE_DAY = f"select {DAY}, figures from reconciliation_day where day = $1"  # noq
 # By primary key, backwards, until enough runs are found. There are a few runs each day, and some contain the given day.
 RUNS_OF = f"select {RUN} from reconciliation_run where $1 = any(days) order by run_id desc limit $2"  # noqa: S608
 
-# Runs: by primary key, backwards, until the first run in state `proved`. Days: the whole table, one row per day.
+# Runs: by primary key, backwards, until the first run in state `proved`. Days: both tables whole, one row per day. No
+# run reads a removed day again, so it does not count.
 STANDING = """
 select (select ended_at from reconciliation_run where state = 'proved' order by run_id desc limit 1) as proved_at,
-  (select count(*) from reconciliation_day where state = 'provisional') as provisional,
-  (select count(*) from reconciliation_day where state = 'final') as final
+  count(*) filter (where r.state = 'provisional') as provisional, count(*) filter (where r.state = 'final') as final
+from reconciliation_day r
+where not exists (select from day d where d.day = r.day and d.state = 'gone')
 """
 # Served by finding_open, which holds only open findings.
 OPEN = "select kind, count(*) as open from finding where resolved_at is null group by kind order by kind"
@@ -65,7 +67,7 @@ class ReconciledDay:
 
 @dataclass(frozen=True, slots=True)
 class ProofState:
-    """When a run last ended without findings, and how many days are provisional and final."""
+    """When a run last ended without findings, and how many days that are not removed are provisional and final."""
 
     proved_at: datetime | None
     provisional: int

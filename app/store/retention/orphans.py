@@ -1,6 +1,6 @@
-"""Delete rows of the small tables whose transaction or subscription is gone."""
+"""Delete rows of the small tables whose transaction or subscription is gone, and resolve findings of removed days."""
 
-from datetime import datetime
+from datetime import date, datetime
 
 from app.database.connection import Connection
 from app.store.relay.leases import LeaseKind
@@ -74,9 +74,37 @@ where p.state = 'done' and exists (
 """
 
 
+# One probe of finding_open for each day with open findings, and one of the primary key of day.
+GONE_WITH_FINDINGS = """
+with recursive opened as (
+  (select f.day from finding f where f.resolved_at is null order by f.day limit 1)
+  union all
+  select n.day from opened o, lateral (
+    select f.day from finding f where f.resolved_at is null and f.day > o.day order by f.day limit 1
+  ) n
+)
+select o.day from opened o where exists (select from day d where d.day = o.day and d.state = 'gone' offset 0)
+"""
+# Served by finding_open. Rows that a run or an announcement is writing are skipped.
+RESOLVE_FINDINGS = f"""
+update finding set resolved_at = $2 where ctid = any(array(
+  select ctid from finding where day = $1 and resolved_at is null limit {AT_ONCE} for update skip locked
+))"""  # noqa: S608 -- a number of ours
+
+
 async def clear_gone_days(connection: Connection, table: str, since: datetime) -> int:
     """Delete up to AT_ONCE rows of transactions whose day went after `since`; return how many."""
     return _count(await connection.execute(OF_GONE_DAYS[table], since))
+
+
+async def gone_days_with_findings(connection: Connection) -> list[date]:
+    """Return the removed days that have open findings."""
+    return [row["day"] for row in await connection.fetch(GONE_WITH_FINDINGS)]
+
+
+async def resolve_findings(connection: Connection, day: date, now: datetime) -> int:
+    """Resolve up to AT_ONCE open findings of a day; return how many."""
+    return _count(await connection.execute(RESOLVE_FINDINGS, day, now))
 
 
 async def clear_deleted_subscriptions(connection: Connection, table: str) -> int:
