@@ -9,11 +9,12 @@ from app.observability.metric_groups import ProofMetrics
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.secrets.status import missing_keys
-from app.store.admin.gauges import oldest_due, open_breakers, retries_of, undecided
+from app.store.admin.figures import undecided_by_state
+from app.store.admin.gauges import oldest_due, open_breakers, retries_of
 from app.store.proof.runs import FIRST_RUN, list_runs, open_findings, standing
 from app.store.retention import days
 from app.store.subscriptions.dead_letters import dead_letters_of
-from app.verdicts import ReconciledDayState, RunState
+from app.verdicts import CheckBackState, ReconciledDayState, RunState
 
 EVERY_S = 5.0
 # Open findings are counted after each run, and this often, because upkeep resolves those of removed days.
@@ -23,7 +24,7 @@ COUNT_FINDINGS_EVERY = timedelta(minutes=1)
 async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Set the gauges."""
     async with runtime.database.connection() as connection:
-        found = await undecided(connection)
+        undecided = await undecided_by_state(connection)
         due = await oldest_due(connection, now)
         held = await days.held_days(connection)
         retries = await retries_of(connection)
@@ -32,9 +33,9 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         missing = await missing_keys(connection, runtime.vault)
         await _show_proof(runtime.metrics.proof, connection, now)
     metrics = runtime.metrics
-    metrics.checkback.in_doubt.set(found.in_doubt)
-    metrics.checkback.parked.set(found.parked)
-    metrics.checkback.oldest_in_doubt_s.set(_waited(now, found.oldest_born_at))
+    metrics.checkback.in_doubt.set(undecided[CheckBackState.IN_DOUBT].count)
+    metrics.checkback.parked.set(undecided[CheckBackState.PARKED].count)
+    metrics.checkback.oldest_in_doubt_s.set(_waited(now, undecided[CheckBackState.IN_DOUBT].born_at))
     metrics.process.oldest_due_s.labels("check").set(_waited(now, due.check_at))
     metrics.process.oldest_due_s.labels("delivery").set(_waited(now, due.delivery_at))
     metrics.retention.show_held({(day.day.isoformat(), cause) for day in held for cause in day.held})

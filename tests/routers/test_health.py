@@ -25,6 +25,7 @@ from app.migrate import head
 from app.runtime import worker_state
 from app.runtime.loop_runner import Loop, StepResult, run
 from app.runtime.state import Runtime
+from app.store.admin.figures import LOOKED_UP_MOST
 from tests.conftest import DAYS_AHEAD, assembled, client_of, shares
 from tests.support.days import go_to, long_ago, park, post_half, post_transaction, subscribe
 from tests.support.processes import Service
@@ -510,6 +511,22 @@ async def test_gauges_look_at_the_verdict_first(
     await gauges.step(runtime, then)
     shown = exposed(runtime)
     assert (shown["halfnote_in_doubt"], shown["halfnote_oldest_in_doubt_seconds"]) == (0, 0)
+
+
+async def test_gauges_look_at_no_verdict_past_a_thousand_rows(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """Each look at a verdict reads a few pages, and the gauges are set every 5 seconds."""
+    await park(db, await post_transaction(client))
+    await db.execute("update check_back set state = 1")
+    await db.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at) "
+        "select gen_random_uuid(), $1, 1, now() from generate_series(1, $2::int)",
+        group,
+        LOOKED_UP_MOST,
+    )
+    await gauges.step(runtime, runtime.clock.now())
+    assert exposed(runtime)["halfnote_in_doubt"] == LOOKED_UP_MOST + 1
 
 
 async def test_gauges_show_what_holds_days_and_what_no_longer_does(runtime: Runtime, db: Connection) -> None:

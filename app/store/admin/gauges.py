@@ -6,22 +6,6 @@ from datetime import datetime
 from app.database.connection import Connection
 from app.models import DAY_TABLES
 
-# check_back is small, so the statement reads all of it. It looks up each row in op by primary key, in the row's own day
-# (LATERAL … OFFSET 0), because a verdict may have arrived after the row was written. Ids contain their time, so the row
-# with the lowest id is the oldest.
-UNDECIDED = """
-with undecided as materialized (
-  select c.transaction_id, c.state from check_back c
-  left join lateral (select true as decided from op o where o.transaction_id = c.transaction_id offset 0) o on true
-  where o.decided is null
-)
-select count(*) filter (where u.state = 1) as in_doubt, count(*) filter (where u.state = 2) as parked,
-  (select h.born_at from half h where h.position < 1 and h.transaction_id = (
-    select transaction_id from undecided where state = 1 order by transaction_id limit 1
-  )) as oldest_born_at
-from undecided u
-"""
-
 # The oldest row of each producer group that can be called now (check_back_due), and of each subscription that can be
 # delivered to now (delivery_retry_due). Each is one index probe, which skips leased rows; their number is limited by
 # in_flight. A row that waits for its producer group, its subscription or other messages of its key does not wait for a
@@ -87,22 +71,6 @@ where d.state <> 'gone'
 group by d.day
 """
 DATABASE_SIZE = "select pg_database_size(current_database())"
-
-
-@dataclass(frozen=True, slots=True)
-class UndecidedCounts:
-    """The numbers of transactions in doubt and parked, and when the oldest in doubt was born."""
-
-    in_doubt: int
-    parked: int
-    oldest_born_at: datetime | None
-
-
-async def undecided(connection: Connection) -> UndecidedCounts:
-    """Count the transactions that are in doubt or parked and have no verdict."""
-    row = await connection.fetchrow(UNDECIDED)
-    assert row is not None
-    return UndecidedCounts(**row)
 
 
 @dataclass(frozen=True, slots=True)
