@@ -6,6 +6,7 @@ together, delete the row. No step takes a lock that blocks a request.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 import asyncpg
@@ -19,7 +20,7 @@ from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirme
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, day_dead_letters, days, partitions
-from app.store.retention.day_changes import ClosedDayLook, changes
+from app.store.retention.day_changes import DayLook, changes
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import page
 from app.verdicts import DayState
@@ -33,9 +34,9 @@ CLOCKS_APART = timedelta(minutes=1)
 OLDER_SNAPSHOTS_WAITS = 20
 OLDER_SNAPSHOTS_REST_S = 0.1
 NAMED_AT_MOST = 20
-# What keeps a closed day until a person or an archive changes it. The day is read whole to find it.
+# What keeps a day until a person or an archive changes it. The day is read whole to find it.
 KEPT_UNTIL_CHANGED = {archive_check.MISSING, archive_check.DIFFERS, CONTRADICTS}
-# A closed day that did not change is read again after this, in case the server lost its counts of changes.
+# A day that did not change is read again after this, in case the server lost its counts of changes.
 LOOK_AGAIN_AFTER = timedelta(hours=1)
 
 # Errors that end a wait for other sessions.
@@ -56,13 +57,33 @@ async def remove_day(
         if closed is None:
             return causes
         day = closed
+    return await _looked_at(
+        runtime,
+        connection,
+        day,
+        now,
+        lambda: _remove_closed(runtime, connection, day, written_until, now, forced=forced),
+        forced=forced,
+    )
+
+
+async def _looked_at(
+    runtime: Runtime,
+    connection: Connection,
+    day: Day,
+    now: datetime,
+    look: Callable[[], Awaitable[list[str]]],
+    *,
+    forced: bool,
+) -> list[str]:
+    """Return the causes that `look` finds, or those of the last look if the day has not changed since."""
     seen, known = (await changes(connection, day.day), forced), runtime.day_looks.get(day.day)
     if known is not None and known.seen == seen and abs(now - known.at) < LOOK_AGAIN_AFTER:
         return list(known.causes)
     runtime.day_looks.pop(day.day, None)
-    causes = await _remove_closed(runtime, connection, day, written_until, now, forced=forced)
+    causes = await look()
     if causes and KEPT_UNTIL_CHANGED.issuperset(causes):
-        runtime.day_looks[day.day] = ClosedDayLook(seen, now, tuple(causes))
+        runtime.day_looks[day.day] = DayLook(seen, now, tuple(causes))
     return causes
 
 
@@ -95,7 +116,12 @@ async def _close(
     looked_before = bool(known)
     causes = await day_holders.undecided(connection, day, written_until, whole=False)
     causes += await day_holders.undelivered(runtime, connection, day, subscriptions, known)
-    causes += await archive_check.unarchived(runtime, connection, day, counted=not causes)
+    if causes:
+        causes += await archive_check.unarchived(runtime, connection, day, counted=False)
+    else:
+        causes = await _looked_at(
+            runtime, connection, day, now, lambda: archive_check.unarchived(runtime, connection, day), forced=False
+        )
     if not causes and looked_before:
         # After a failover the database may lack receipts that this worker has seen.
         causes = await day_holders.undelivered(runtime, connection, day, subscriptions)

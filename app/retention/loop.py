@@ -123,9 +123,10 @@ def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
     states = {day.day: day.state for day in known}
     for one in [one for one in runtime.day_settled_to if states.get(one) is not DayState.OPEN]:
         del runtime.day_settled_to[one]
-    for kept in (runtime.day_readers, runtime.day_looks):
-        for one in [one for one in kept if states.get(one) is not DayState.ARCHIVING]:
-            del kept[one]
+    for one in [one for one in runtime.day_readers if states.get(one) is not DayState.ARCHIVING]:
+        del runtime.day_readers[one]
+    for one in [one for one in runtime.day_looks if states.get(one, DayState.GONE) is DayState.GONE]:
+        del runtime.day_looks[one]
 
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:

@@ -26,7 +26,7 @@ from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 from app.store.pull.claims import PulledSubscription
 from app.store.retention.day_blockers import DayReaders, SubscriptionRoute
-from app.store.retention.day_changes import ClosedDayLook
+from app.store.retention.day_changes import DayLook
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
@@ -94,8 +94,8 @@ class Runtime:
     pulled: dict[str, PulledSubscription] = field(default_factory=dict)
     # For each day that is being closed, the database transactions that may have read it as open.
     day_readers: dict[date, DayReaders] = field(default_factory=dict)
-    # For each closed day that waits for its archive or contradicts it, the last look at its rows.
-    day_looks: dict[date, ClosedDayLook] = field(default_factory=dict)
+    # For each day that waits only for its archive, or contradicts it, the last look at its rows.
+    day_looks: dict[date, DayLook] = field(default_factory=dict)
     # For each day that is held, up to which offset its log is settled.
     day_settled_to: dict[date, dict[SubscriptionRoute, int]] = field(default_factory=dict)
 

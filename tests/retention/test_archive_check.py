@@ -194,8 +194,12 @@ async def test_tables_that_differ_from_the_archive_are_not_dropped(
 
 async def scans_of_day(db: Connection) -> int:
     """Return how often this session has scanned the day's tables."""
+    return await scans_of(db, *(partition_name(table, DAY) for table in partitions.DETACHED))
+
+
+async def scans_of(db: Connection, *names: str) -> int:
+    """Return how often this session has scanned these tables."""
     await report_counts(db)
-    names = [partition_name(table, DAY) for table in partitions.DETACHED]
     scans: int = await db.fetchval(
         "select sum(seq_scan + coalesce(idx_scan, 0))::int from pg_stat_user_tables where relname = any($1)", names
     )
@@ -234,6 +238,32 @@ async def test_a_closed_day_that_waits_for_its_archive_is_read_when_it_changed(
     assert await day_state(db) == ("archiving", ["archive"])
     await archive(db)
     await let_leave(runtime, db, AFTER_MAX_RETENTION)
+    assert await day_state(db) == ("gone", [])
+
+
+async def test_an_open_day_with_other_rows_than_its_archive_is_counted_when_it_changed(
+    runtime: Runtime, db: Connection
+) -> None:
+    """Or after an hour, as a closed one."""
+    await write_transactions(db, OLD_TIME, 3)
+    await db.execute("update day set decided = true where day = $1", DAY)
+    await archive(db)
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), 'x')", uuid7(OLD_TIME)
+    )
+    attempt = partition_name("attempt", DAY)
+    await report_counts(db)
+    await let_leave(runtime, db, NOW)
+    assert await day_state(db) == ("open", ["archive"])
+    scans = await scans_of(db, attempt)
+    for minutes in (1, 2):
+        await let_leave(runtime, db, NOW + timedelta(minutes=minutes))
+        assert await scans_of(db, attempt) == scans
+    await let_leave(runtime, db, NOW + timedelta(hours=1))
+    assert await scans_of(db, attempt) > scans
+    assert await day_state(db) == ("open", ["archive"])
+    await archive(db)
+    await let_leave(runtime, db, NOW + timedelta(hours=1))
     assert await day_state(db) == ("gone", [])
 
 

@@ -23,7 +23,7 @@ from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
 from app.store.retention import day_blockers, days, orphans, partitions
 from app.store.retention.day_blockers import SubscriptionRoute
-from app.store.retention.day_changes import ClosedDayLook
+from app.store.retention.day_changes import DayLook
 from app.store.retention.days import partition_name
 from app.store.subscriptions.subscriptions import page
 from tests.conftest import DAYS_AHEAD, assembled
@@ -250,7 +250,7 @@ async def test_what_is_known_of_a_day_that_another_worker_removed_is_forgotten(
     await retention_loop.step(runtime, NOW)
     assert set(runtime.day_settled_to) == {DAY}
     runtime.day_readers[DAY] = day_blockers.DayReaders("1", frozenset())
-    runtime.day_looks[DAY] = ClosedDayLook(("", False), NOW, ("archive",))
+    runtime.day_looks[DAY] = DayLook(("", False), NOW, ("archive",))
     await post_end(client, half, "rollback")
     async with assembled(settings, dsn) as other:
         await retention_loop.step(other, NOW)

@@ -1,4 +1,4 @@
-"""Find whether a closed day or its archive changed since an earlier look at it."""
+"""Find whether a day or its archive changed since an earlier look at it."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -20,8 +20,8 @@ select concat_ws(' ', d.changed_at, d.archive, d.archived_at, md5(d.archive_mani
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedDayLook:
-    """A look at a closed day: its `changes` and whether it was to be removed by force, the time, and what keeps it."""
+class DayLook:
+    """A look at a day: its `changes` and whether it was to be removed by force, the time, and what keeps it."""
 
     seen: tuple[str, bool]
     at: datetime
