@@ -4,7 +4,7 @@ A million of them are a few findings. So a transaction that is otherwise in orde
 these counts to what they find among the suspects.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,10 @@ def refused(n: Numbered, judged: Judged) -> pa.Table:
     group_of = np.zeros(len(n.ids), np.int64)
     group_of[n.of["half"][first]] = half[first]
     ended = group_of[of]
+    of = of[np.argsort(ended, kind="stable")]
     rows = [
-        {
-            "producer_group": groups[code],
-            "refused": int(np.count_nonzero(ended == code)),
-            "transactions": _first_ids(n, of[ended == code]),
-        }
-        for code in np.unique(ended)
+        {"producer_group": groups[code], "refused": count, "transactions": _first_ids(n, of[first : first + count])}
+        for code, first, count in _runs(ended)
     ]
     return _table(rows, REFUSED)
 
@@ -46,13 +43,23 @@ def untaken(n: Numbered, judged: Judged) -> pa.Table:
     rows = np.flatnonzero(judged.untaken[n.message["outbox"]] & ~judged.suspect[n.of["outbox"]])
     topic, topics = codes(sent["topic"].take(pa.array(rows)))
     offset, position = ints(sent["offset"])[rows], ints(sent["position"])[rows]
+    # By topic, and of each topic the lowest offset first.
+    order = np.lexsort((offset, topic))
     found = []
-    for code in np.unique(topic):
-        here = np.flatnonzero(topic == code)
-        first = here[np.argmin(offset[here])]
+    for code, place, count in _runs(topic):
+        first = order[place]
         message = f"{n.ids[n.of['outbox'][rows[first]]]}-{position[first]}"
-        found.append({"topic": topics[code], "messages": len(here), "first": message, "offset": int(offset[first])})
+        found.append({"topic": topics[code], "messages": count, "first": message, "offset": int(offset[first])})
     return _table(found, UNTAKEN)
+
+
+def _runs(names: Ints) -> Iterable[tuple[int, int, int]]:
+    """Return each code that occurs, where its rows begin once they are sorted by code, and their number.
+
+    A day may have thousands of names, so the rows are not compared with each.
+    """
+    found, counts = np.unique(names, return_counts=True)
+    return zip(found.tolist(), (np.cumsum(counts) - counts).tolist(), counts.tolist(), strict=True)
 
 
 def _first_ids(n: Numbered, transactions: Ints) -> list[str]:
