@@ -76,7 +76,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 
-# Compared also for a day without any half message.
+# Compared also for a day without any row.
 _OF_NO_DAY = frozenset({"audit_broken", "differing_subscription"})
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
@@ -112,8 +112,8 @@ def frames_from_postgres(
                 rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}", ids)
             stage.rows = rows[name]
     description = described(snapshot, found, rows)
-    # Without half messages, a day has no rows to compare.
-    names = [name for name in _FOUND if rows["half"] or name in _OF_NO_DAY]
+    any_row = any(rows[name] for name in schemas.BIG | schemas.OF_DAY)
+    names = [name for name in _FOUND if any_row or name in _OF_NO_DAY]
     description |= dict.fromkeys(_FOUND, 0) | _compare(spark, snapshot, found, names, staging_dir, progress)
     files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
     return frames_from_parquet(spark, staging_dir, day)

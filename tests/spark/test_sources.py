@@ -322,6 +322,21 @@ def test_the_layout_is_that_of_parquet(spark: SparkSession, dsn: str, day: date,
     assert again.attempt.schema == f.attempt.schema
 
 
+def test_a_day_that_lost_all_its_halves_is_compared(
+    spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path
+) -> None:
+    """What is not compared resolves no finding, so "nothing found" may be said only of what was compared."""
+    fill_day(dsn, day, 3)
+    other.execute("delete from half where true")
+    other.execute('update receipt set status = 500 where "offset" = 2')
+    for number, lost in enumerate(("op", "outbox")):
+        with open_snapshot(dsn) as snapshot:
+            f = read(spark, snapshot, day, tmp_path / str(number))
+        assert f.wrong_receipt is not None
+        assert [(row["offset"], row["differs"]) for row in f.wrong_receipt.collect()] == [(2, "status")]
+        other.execute(f"delete from {lost} where true")
+
+
 def test_a_day_that_was_closed_left_no_receipts_meanwhile(dsn: str, day: date, other: Connection) -> None:
     add_day(dsn, day)
     begun = datetime(day.year, day.month, day.day, tzinfo=UTC)
