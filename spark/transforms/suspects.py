@@ -200,7 +200,8 @@ def _wrong(half: Column, outbox: Column, bits: Sequence[str]) -> Column:
 
 
 def _asked_beyond(f: Frames) -> DataFrame:
-    """Checks are numbered in order, so there are at most as many answers as the highest number."""
+    """Checks are numbered from 1 in order, so a transaction with more answers than its limit has a number beyond it, or
+    one that no check has."""
     of_groups = f.producer_group.agg(F.min("max_checks")).first()
     fewest = min([float(f.rules["max_checks"]), *(float(n) for n in of_groups or () if n is not None)])
     own = (
@@ -211,6 +212,10 @@ def _asked_beyond(f: Frames) -> DataFrame:
     answered = f.attempt.where("kind = 'check' and outcome = 'unknown'").select("transaction_id", "number")
     lowest = own.agg(F.min("own")).first()
     if lowest is None or lowest[0] is None:
-        return answered.where(F.col("number") > fewest)
-    beyond = answered.where(F.col("number") > min(fewest, lowest[0]))
-    return beyond.join(own, "transaction_id", "left").where(F.col("number") > F.coalesce("own", F.lit(fewest)))
+        return answered.where(_beyond(F.lit(fewest)))
+    beyond = answered.where(_beyond(F.lit(min(fewest, lowest[0]))))
+    return beyond.join(own, "transaction_id", "left").where(_beyond(F.coalesce("own", F.lit(fewest))))
+
+
+def _beyond(most: Column) -> Column:
+    return (F.col("number") > most) | (F.col("number") < 1)

@@ -252,6 +252,34 @@ def test_what_was_redelivered_or_is_left_of_a_check_is_no_suspect(spark: SparkSe
 
 
 @pytest.mark.usefixtures("adaptive")
+def test_answered_checks_are_counted_by_distinct_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    """By transaction: its own limit, the numbers of its answers, and whether these are too many."""
+    cases: tuple[tuple[int | None, list[int], bool], ...] = (
+        (None, [99], False),
+        (None, [*range(1, 9), *range(1, 9)], False),
+        (None, list(range(1, 17)), True),
+        # Damaged: as many answers, and none above the limit.
+        (None, list(range(-4, 12)), True),
+        (3, [-2, -1, 0, 1], True),
+        (3, [-2, -1, 0], False),
+        (40, list(range(1, 17)), False),
+    )
+    day = plain_day()
+    for number, (own, numbers, _) in enumerate(cases, start=100):
+        day.committed(number, policy=None if own is None else json.dumps({"max_checks": own}))
+        for check in numbers:
+            day.attempt(number, "check", number=check, outcome="unknown")
+    wanted = {id_of(number) for number, (_, _, beyond) in enumerate(cases, start=100) if beyond}
+    j = rules.joined(day.in_files(spark, tmp_path / "read"), SLA_S, tmp_path / "search")
+    # Those within their limits are not judged in full.
+    assert j.suspects == len(wanted)
+    for one in (j, rules.joined(day.frames(spark, counted=False), SLA_S)):
+        assert {(row.kind, row.subject) for row in findings_of(one).collect()} == {
+            ("checks_beyond_max", subject) for subject in wanted
+        }
+
+
+@pytest.mark.usefixtures("adaptive")
 def test_what_is_reported_by_name_makes_no_suspect(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,16 +214,17 @@ class _Deliveries:
 def _asked_beyond(n: Numbered, known: Known) -> Flags:
     """Return the transactions that may have more answered checks than their policies allow.
 
-    Checks are numbered in order, so there are at most as many answers as the highest number.
+    Distinct numbers are counted, as the rule does, because one check may have two rows.
     """
-    attempts, of = n.rows["attempt"], n.of["attempt"]
-    found = np.zeros(len(n.ids), np.bool_)
+    attempts, checks, asked = n.rows["attempt"], n.rows["check_back"], n.of["check_back"]
     answered = equal(attempts["kind"], "check") & equal(attempts["outcome"], "unknown")
-    checks, asked = n.rows["check_back"], n.of["check_back"]
+    of, number = n.of["attempt"][answered], ints(attempts["number"])[answered]
+    # A number has 32 bits.
+    each = np.unique(of << 32 | number & 0xFFFF_FFFF)
     most = np.full(len(n.ids), known.fewest_checks)
     for transaction, own in _own_limits(n):
         most[transaction] = own
-    found[of[answered & (ints(attempts["number"]) > most[of])]] = True
+    found = np.bincount(each >> 32, minlength=len(n.ids)) > most
     found[asked[ints(checks["answered"]) > most[asked]]] = True
     return found
 
