@@ -4,11 +4,12 @@ A false suspect costs only time, because the rules judge all rows of suspects by
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -222,20 +223,18 @@ def _asked_beyond(n: Numbered, known: Known) -> Flags:
     # A number has 32 bits.
     each = np.unique(of << 32 | number & 0xFFFF_FFFF)
     most = np.full(len(n.ids), known.fewest_checks)
-    for transaction, own in _own_limits(n):
-        most[transaction] = own
+    own = _own_limits(n)
+    most[n.of["half"][~np.isnan(own)]] = own[~np.isnan(own)]
     found = np.bincount(each >> 32, minlength=len(n.ids)) > most
     found[asked[ints(checks["answered"]) > most[asked]]] = True
     return found
 
 
-def _own_limits(n: Numbered) -> Iterator[tuple[Ints, float]]:
-    """Return the transactions with a policy of their own, and its `max_checks`."""
+def _own_limits(n: Numbered) -> npt.NDArray[np.float64]:
+    """Return the `max_checks` of each half's own policy; NaN without one."""
     policy, values = codes(n.rows["half"]["policy"])
-    for code, value in enumerate(values):
-        own = _max_checks(value)
-        if own is not None:
-            yield n.of["half"][policy == code], own
+    own = np.array([_max_checks(value) for value in values], np.float64)
+    return own[policy]
 
 
 def _max_checks(policy: str | None) -> float | None:
