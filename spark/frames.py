@@ -86,6 +86,8 @@ class Frames:
     files: Mapping[str, Sequence[str]] | None = None
     # The number of rows of each frame, if it is known.
     rows: Mapping[str, int] = field(default_factory=dict)
+    # The frames that are known to have no rows, by name. They were read or compared all the same.
+    nothing: frozenset[str] = frozenset()
     # The ledgers of producers and consumers, if they are given.
     producer_ledger: DataFrame | None = None
     consumer_ledger: DataFrame | None = None

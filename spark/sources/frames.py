@@ -314,6 +314,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     rows: dict[str, int] = dict(description.get("rows", {}))
     since = description.get("receipts_since")
     frames: dict[str, Any] = {"files": _files_here(spark, files, directory)}
+    nothing: set[str] = set()
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
         if files.exists(place):
@@ -325,6 +326,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             frames[name] = _versions_of(frames["subscription"])
         else:
             frames[name] = empty(spark, schema)
+            nothing.add(name)
         if name in schemas.BIG and name not in rows:
             # Parquet's footers have the counts.
             here = (frames["files"] or {}).get(name)
@@ -335,12 +337,15 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
         if (found := description.get(name)) is not None:
             place = f"{directory}/{name}"
             frames[name] = spark.read.schema(schema).json(place) if found else empty(spark, schema)
+            if not found:
+                nothing.add(name)
     return Frames(
         day=date.fromisoformat(description["day"]),
         seen_at=datetime.fromisoformat(description["seen_at"]),
         rules=description.get("rules", {}),
         receipts_since=None if since is None else datetime.fromisoformat(since),
         rows=rows,
+        nothing=frozenset(nothing),
         **frames,
     )
 

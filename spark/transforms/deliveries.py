@@ -19,6 +19,7 @@ def delivery_late(j: Joined) -> DataFrame:
     """A subscription works and has not passed messages that it takes, although the SLA is over: one finding for each
     name."""
     lag = (F.unix_micros(j.seen_at) - F.unix_micros("due_from")) / F.lit(1e6)
+    assert j.late is not None
     found = j.late.withColumn("lag_s", F.round(lag, 3))
     return findings(found, j.day, "delivery_late", "name", "messages", "first", "offset", "due_from", "lag_s")
 

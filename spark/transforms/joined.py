@@ -27,9 +27,9 @@ class Joined:
     """The input of the rules. `whole`: the day; `frames`: its suspect rows, and the joins of these.
 
     `disorder`: the places of the whole log that are out of order; `doubled`: the messages at offsets that occur more
-    than once; see spark/transforms/offsets.py for both. `late`: the subscriptions with late deliveries; see
-    spark/transforms/late.py. `sla_s`: the seconds that a delivery may take. `suspects`: the number of suspect
-    transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
+    than once; see spark/transforms/offsets.py for both. `late`: the subscriptions with late deliveries, None if there
+    are none; see spark/transforms/late.py. `sla_s`: the seconds that a delivery may take. `suspects`: the number of
+    suspect transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
     spark/transforms/outcomes.py. `counts`: of the whole day, if the search was in files. `refused` (REFUSED) and
     `untaken` (UNTAKEN): of the transactions that are not suspect, if the search was in files and there are any.
     """
@@ -42,7 +42,7 @@ class Joined:
     deliveries: DataFrame
     disorder: DataFrame
     doubled: DataFrame
-    late: DataFrame
+    late: DataFrame | None
     suspects: int
     outcomes: DataFrame | None = None
     counts: DayCounts | None = None

@@ -13,7 +13,7 @@ from spark.engine.kept_steps import kept
 from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
-from spark.schemas import BIG, FINDING, LATE, SAME_OFFSET
+from spark.schemas import BIG, FINDING, SAME_OFFSET
 from spark.transforms import (
     absence,
     archive,
@@ -55,6 +55,7 @@ Needs: TypeAlias = Literal[
     "wrong_delivery",
     "differing_subscription",
     "never_due",
+    "delivery_retry",
     "out_of_order",
     "without_evidence",
     "audit_broken",
@@ -87,6 +88,14 @@ class Rule:
             return f.archive_manifest is not None and f.found_manifest is not None
         return self.needs == "always" or getattr(f, self.needs) is not None
 
+    def has_no_input(self, j: Joined) -> bool:
+        """Whether what the rule reads is known to have no rows. Then it finds nothing, without a plan."""
+        if self.kind == "delivery_late":
+            return j.late is None
+        if self.needs == "absent":
+            return not j.whole.absent
+        return self.needs in j.whole.nothing
+
     def looks_in_full(self, f: Frames) -> bool:
         """Whether a finding that the rule no longer finds is resolved; not for content whose archive cannot be read,
         and not if another installation that may have it was not read."""
@@ -111,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unrouted", messages.unrouted),
     Rule("undelivered", deliveries.undelivered),
     Rule("delivery_late", deliveries.delivery_late),
-    Rule("retry_overdue", deliveries.retry_overdue),
+    Rule("retry_overdue", deliveries.retry_overdue, "delivery_retry"),
     Rule("retry_never_due", deliveries.retry_never_due, "never_due"),
     Rule("replay_incomplete", deliveries.replay_incomplete, "replay_incomplete"),
     Rule("checkpoint_differs", deliveries.checkpoint_differs),
@@ -157,7 +166,9 @@ def findings_of(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
 
 def found_in(j: Joined, without: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES) -> DataFrame:
     """Return what the rules find in the joins, except the kinds `without`."""
-    found = [rule.find(j) for rule in rules if rule.kind not in without and rule.applies(j.whole)]
+    asked = [rule for rule in rules if rule.kind not in without and rule.applies(j.whole)]
+    # A plan takes as long for no rows as for a few.
+    found = [rule.find(j) for rule in asked if not rule.has_no_input(j)]
     nothing = empty(j.whole.op.sparkSession, FINDING)
     return reduce(DataFrame.unionByName, found, nothing)
 
@@ -183,14 +194,13 @@ def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
             doubled = _computed(offsets.doubled(f, disorder))
             late = _late(f, sla_s)
             return _joins_of(f, _in_one_partition(f), disorder, doubled, late, sla_s, suspects=0)
-    known, breaks, others, late = at_once(
-        [
-            lambda: _computed(screened(f, sla_s, _taking(f))),
-            lambda: _computed(offsets.breaks(f.outbox)),
-            lambda: _computed(named(f)),
-            lambda: _late(f, sla_s),
-        ]
-    )
+    parts: list[Callable[[], Any]] = [
+        lambda: _computed(screened(f, sla_s, _taking(f))),
+        lambda: _computed(offsets.breaks(f.outbox)),
+        lambda: _computed(named(f)),
+        lambda: _late(f, sla_s),
+    ]
+    known, breaks, others, late = at_once(parts)
     odd = known.where("suspect is not null").select("suspect")
     with as_they_are(spark, if_=max(odd.count(), others.count()) <= FEW):
         suspect = _computed(odd.unionByName(others).distinct())
@@ -237,11 +247,11 @@ def _narrowed(f: Frames, found: DataFrame, count: int) -> Frames:
     return narrowed(f, found, _computed if count > FEW_SUSPECTS else _few)
 
 
-def _late(f: Frames, sla_s: float, last_offset: int | None = None) -> DataFrame:
+def _late(f: Frames, sla_s: float, last_offset: int | None = None) -> DataFrame | None:
     """On most days every subscription has passed all messages, and nothing is compared."""
     ahead = not_passed(f, sla_s, last_offset)
     if ahead is None or (ahead := _computed(ahead)).isEmpty():
-        return empty(f.outbox.sparkSession, LATE)
+        return None
     return _computed(late_of(f, ahead))
 
 
@@ -258,7 +268,7 @@ def _joins_of(
     few: Frames,
     disorder: DataFrame,
     doubled: DataFrame,
-    late: DataFrame,
+    late: DataFrame | None,
     sla_s: float,
     *,
     suspects: int,

@@ -6,7 +6,9 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +16,19 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError, SnapshotLostError
-from spark.frames import Frames
+from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import REDELIVERED, Snapshot, open_snapshot, partition_name
 from spark.postgres.standby import StandbySettings, cancelled_by_replay, standby_warning
+from spark.schemas import FINDING, FOUND
 from spark.sources import frames, id_ranges
 from spark.sources.frames import frames_from_parquet, frames_from_postgres, page_ranges, receipts_since
+from spark.transforms.joined import Joined
+from spark.transforms.rules import RULES, found_in, joined
 from tests.spark.days import Connection, add_day, days_ago, fill_day
 
 DAY = 3  # days ago
@@ -335,6 +340,27 @@ def test_a_day_that_lost_all_its_halves_is_compared(
         assert f.wrong_receipt is not None
         assert [(row["offset"], row["differs"]) for row in f.wrong_receipt.collect()] == [(2, "status")]
         other.execute(f"delete from {lost} where true")
+
+
+def test_rules_over_frames_without_rows_have_looked_without_a_plan(
+    spark: SparkSession, dsn: str, day: date, tmp_path: Path
+) -> None:
+    fill_day(dsn, day, 3)
+    with open_snapshot(dsn) as snapshot:
+        f = replace(read(spark, snapshot, day, tmp_path), absent=[])
+    j = joined(f, 3600.0)
+    planned: set[str] = set()
+
+    def find(kind: str, j: Joined) -> DataFrame:
+        planned.add(kind)
+        return empty(spark, FINDING)
+
+    found_in(j, rules=[replace(rule, find=partial(find, rule.kind)) for rule in RULES])
+    asked = {rule.kind for rule in RULES if rule.looks_in_full(j.whole)}
+    # What the comparisons find, retries, and what joins and figures found already.
+    compared = {rule.kind for rule in RULES if rule.needs in FOUND}
+    assert len(compared) == 11
+    assert asked - planned == compared | {"retry_overdue", "delivery_late", "fewer_than_usual"}
 
 
 def test_a_day_that_was_closed_left_no_receipts_meanwhile(dsn: str, day: date, other: Connection) -> None:
