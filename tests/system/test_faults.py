@@ -156,9 +156,12 @@ async def test_a_missing_standby_takes_few_connections(own_server: OwnServer) ->
     runtime = own_server.runtime
     db = await connect(own_server.server.url)
     await db.execute("set synchronous_commit = local")
-    lanes = CommitLanes(runtime.database, runtime.clock, runtime.metrics, LaneLimits(flush_timeout_s=0.5))
+    lanes, patient = (
+        CommitLanes(runtime.database, runtime.clock, runtime.metrics, LaneLimits(flush_timeout_s=seconds))
+        for seconds in (0.5, 60)
+    )
     # The topic is stored: a flush that waits for another one's topic waits for no standby.
-    await lanes.half.enqueue(new_half())
+    await patient.half.enqueue(new_half())
     await _require_standby(db, "absent")
     await _until_commits_wait(own_server, db)
     waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
@@ -179,8 +182,9 @@ async def test_a_missing_standby_takes_few_connections(own_server: OwnServer) ->
         while await db.fetchval(waiting):
             await asyncio.sleep(0.01)
     for half in [refused, *given_up]:
-        await lanes.half.enqueue(half)
+        await patient.half.enqueue(half)
     await lanes.close()
+    await patient.close()
     await db.close()
 
 
