@@ -215,13 +215,25 @@ def test_the_pages_say_how_many_connections_a_process_takes() -> None:
     kept += KEYED_CONNECTIONS
     pool = Settings.model_fields["pool_size"].default
     said = (
-        f"Each process holds up to {pool + kept} database connections: {pool} of `settings.pool_size`, and seven more"
+    # Upkeep's own; one process at a time does upkeep, and each worker looks whether that is its turn.
+    upkeep = (ROOT / "app" / "retention" / "loop.py").read_text().count("database.dedicated(")
+    worker = pool + kept + upkeep
+    # It listens, and keeps a second connection for the loops, only once consumers wait there.
+    api, claiming = pool + kept - 2, pool + kept + Settings.model_fields["claim_connections"].default
+        f"A worker holds up to {worker} database connections, an API process {api}, and where consumers claim messages"
     )
-    assert said in (ROOT / "docs" / "kubernetes.md").read_text()
-    assert kept == 7
-    assert f"so {pool + kept}." in (ROOT / "docs" / "operations" / "sizing.md").read_text()
+    assert f"{said} {claiming}\n" in (ROOT / "docs" / "kubernetes.md").read_text()
+    sizing = (ROOT / "docs" / "operations" / "sizing.md").read_text()
+    assert f"so {pool + kept}." in sizing
+    assert f"| worker | 1 | {worker} |" in sizing
+    assert f"| API process | 1 | {api}, with claims {claiming} |" in sizing
+    assert f"| 2 | {worker + api}, with claims {worker + claiming} |" in sizing
+    poolers = " ".join((ROOT / "docs" / "operations" / "poolers.md").read_text().split())
+    assert f"{api} for an API process, {claiming} where consumers claim messages, and {worker} for a worker" in poolers
     example = (ROOT / "helm" / "examples" / "cloudnativepg.yaml").read_text()
-    assert f"Each process of the service holds up to {pool + kept} connections." in example
+    assert (
+        f"up to {worker} connections, an API process {api}, and where consumers claim messages {claiming}." in example
+    )
 
 
 def test_helm_waits_longer_than_the_hooks_may_take() -> None:
