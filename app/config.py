@@ -447,8 +447,9 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=LARGEST_DISK_BYTES,
-        description="bytes that your own Postgres has for this database, for the metric of the hours until its disk is "
-        "full; not set: the free space of the data directory with the embedded Postgres, otherwise not known",
+        description="bytes that your own Postgres has for this database without its WAL, for the metric of the hours "
+        "until its disk is full; not set: the free space of the data directory with the embedded Postgres, otherwise "
+        "not known",
     )
     lag_refresh_s: float = Field(
         5.0,
