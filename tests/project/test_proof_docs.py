@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +98,19 @@ def test_schedules_can_be_read_by_what_they_are_for() -> None:
     # In /etc/cron.d the user follows the five fields.
     lines = re.findall(r"^\d+ \d+ \* \* \*  halfnote  /opt/halfnote/bin/halfnote (\w+)", PAGE, re.MULTILINE)
     assert lines == ["reconcile", "archive"]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_cron_mails_a_status_other_than_0(tmp_path: Path, status: int) -> None:
+    """cron mails what is printed; the reason of a failure is in the log."""
+    table = PAGE.partition("\nMAILTO=")[2].partition("```")[0]
+    assert {"HALFNOTE_DATABASE_URL", "HALFNOTE_ARCHIVE"} <= set(re.findall(r"^(\w+)=", table, re.MULTILINE))
+    program = tmp_path / "halfnote"
+    program.write_text(f"#!/bin/sh\necho why >&2\nexit {status}\n")
+    program.chmod(0o755)
+    commands = re.findall(r"^\d+ \d+ \* \* \*  halfnote  (.*)$", table, re.MULTILINE)
+    for command, name in zip(commands, ("proof", "archive"), strict=True):
+        here = command.replace("/opt/halfnote/bin/halfnote", str(program)).replace("/var/log/halfnote", str(tmp_path))
+        ran = subprocess.run(["/bin/sh", "-c", here], capture_output=True, text=True, check=True)
+        assert (ran.stdout, ran.stderr) == (f"The {name} ended with {status}\n" if status else "", "")
+        assert (tmp_path / f"{name}.log").read_text() == "why\n"
