@@ -14,6 +14,7 @@ import yaml
 from app.config import Settings
 from app.database.connection import KEYED_CONNECTIONS
 from app.egress.denied_addresses import METADATA
+from app.errors import all_problems
 from app.observability.metrics import Metrics
 from scripts import chart_settings
 from tests.helm.programs import CHART, VALUES
@@ -214,12 +215,12 @@ def test_the_pages_say_how_many_connections_a_process_takes() -> None:
     )
     kept += KEYED_CONNECTIONS
     pool = Settings.model_fields["pool_size"].default
-    said = (
     # Upkeep's own; one process at a time does upkeep, and each worker looks whether that is its turn.
     upkeep = (ROOT / "app" / "retention" / "loop.py").read_text().count("database.dedicated(")
     worker = pool + kept + upkeep
     # It listens, and keeps a second connection for the loops, only once consumers wait there.
     api, claiming = pool + kept - 2, pool + kept + Settings.model_fields["claim_connections"].default
+    said = (
         f"A worker holds up to {worker} database connections, an API process {api}, and where consumers claim messages"
     )
     assert f"{said} {claiming}\n" in (ROOT / "docs" / "kubernetes.md").read_text()
@@ -274,6 +275,13 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         assert page.startswith(f"# {name}: ")
         assert "\n## What to do\n\n1. " in page
         assert f"[{name}]({name}.md)" in index
+
+
+def test_the_runbook_of_refusals_has_every_problem_that_the_alert_counts() -> None:
+    # Secrets are sealed only when a group, a subscription or a key is written.
+    counted = {one.slug for one in all_problems() if one.status == 503} - {"secrets-unreadable"}
+    page = (RUNBOOKS / "HalfnoteRefusing.md").read_text()
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == counted
 
 
 def test_every_alert_says_how_bad_it_is_and_what_is_the_matter() -> None:
