@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from spark.transforms.outcomes import outcomes
 from spark.transforms.routes import takers
 from spark.transforms.rules import findings, findings_of
 from spark.transforms.screen import log_order, row_groups
-from spark.transforms.screen.row_groups import arrow_schema
+from spark.transforms.screen.row_groups import RowGroup, arrow_schema
 from spark.transforms.suspects import named, screened
 from tests.spark.conftest import frame
 from tests.spark.frames import Day, born, digest, id_of, message_id, plain_day
@@ -165,6 +166,25 @@ def test_what_a_search_in_files_leaves_out_has_no_finding(
     assert counted == j.counts.outcomes
     # Of 315 transactions, a third is damaged, and the small tables and ledgers name many of the others.
     assert 200 < j.suspects < 290
+
+
+def test_the_search_divides_a_day_at_the_beginnings_of_files() -> None:
+    """The files of all tables begin at the same ids. No file is there, so no sample of their ids is read."""
+    rows = {"half": 250_000, "op": 200_000, "receipt": 240_000}
+    groups = {
+        name: [RowGroup(f"{name}-{file}", 0, count, f"{file:02}", f"{file:02}~") for file in range(12)]
+        for name, count in rows.items()
+    }
+    ranges = row_groups.ranges_of(groups)
+    borders = ["01", "03", "04", "06", "07", "09", "10"]
+    assert ranges == list(zip(["", *borders], [*borders, "~"], strict=True))
+    # No row group is read twice.
+    for of_table in groups.values():
+        assert all(sum(group.high >= low and group.low < high for low, high in ranges) == 1 for group in of_table)
+    # Files that overlap are sampled.
+    groups["half"] = [replace(group, high="~") for group in groups["half"]]
+    with pytest.raises(FileNotFoundError):
+        row_groups.ranges_of(groups)
 
 
 def _archive(day: Day) -> None:

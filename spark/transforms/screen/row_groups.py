@@ -7,6 +7,7 @@ proof's own reads, the archive and the generator do; one that spans several rang
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -51,14 +52,49 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
 def ranges_of(groups: Mapping[str, Sequence[RowGroup]]) -> list[tuple[str, str]]:
     """Return half-open ranges of ids, which cover all ids and have about ROWS_AT_ONCE rows each.
 
-    `groups`: by table. The borders are ids of the largest table, of which each SAMPLE_OF-th is looked at.
+    `groups`: by table. The borders are ids of the largest table: the first ones of its files, if these divide it; else
+    each SAMPLE_OF-th id is looked at.
     """
     total = sum(group.rows for of_table in groups.values() for group in of_table)
     largest = max(groups.values(), key=lambda of_table: sum(group.rows for group in of_table))
     parts = max(1, total // ROWS_AT_ONCE)
-    ids = _sample(largest) if parts > 1 else []
-    borders = sorted({ids[len(ids) * part // parts] for part in range(1, parts)}) if ids else []
+    if parts == 1:
+        return [(LOWEST, HIGHEST)]
+    by_files = _ranges(_borders([(file.low, file.rows) for file in _files(largest)], parts))
+    if _divide(by_files, largest, parts):
+        return by_files
+    return _ranges(_borders([(one, 1) for one in _sample(largest)], parts))
+
+
+def _ranges(borders: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip([LOWEST, *borders], [*borders, HIGHEST], strict=True))
+
+
+def _borders(ids: Sequence[tuple[str, int]], parts: int) -> list[str]:
+    """Return which of the ids divide the rows best into parts. Each is given with the number of rows from it on."""
+    ids = sorted(ids)
+    before = np.cumsum([0, *(rows for _, rows in ids)])
+    places = [np.abs(before[:-1] - before[-1] * part / parts).argmin() for part in range(1, parts)]
+    return sorted({ids[place][0] for place in places})
+
+
+def _files(groups: Sequence[RowGroup]) -> list[RowGroup]:
+    """Return each file as one row group. The files of all tables begin at the same ids, as a rule."""
+    by_file: dict[str, list[RowGroup]] = {}
+    for group in groups:
+        by_file.setdefault(group.file, []).append(group)
+    return [
+        RowGroup(file, 0, sum(one.rows for one in of_file), min(g.low for g in of_file), max(g.high for g in of_file))
+        for file, of_file in by_file.items()
+    ]
+
+
+def _divide(ranges: Sequence[tuple[str, str]], groups: Sequence[RowGroup], parts: int) -> bool:
+    """Return whether no range reads more than twice its share of the rows: files are small, and hardly overlap."""
+    most = 2 * sum(group.rows for group in groups) / parts
+    return all(
+        sum(group.rows for group in groups if group.high >= low and group.low < high) <= most for low, high in ranges
+    )
 
 
 def _sample(groups: Sequence[RowGroup]) -> list[str]:
