@@ -21,13 +21,14 @@ def id_ranges(snapshot: Snapshot, day: Day) -> tuple[str, ...]:
     """Return conditions that divide the rows of each of the day's own tables; each is a scan by primary key."""
     pages = {table: snapshot.pages(partition_name(table, day.day)) for table in schemas.BIG}
     parts = -(-max(pages.values()) // PAGES_AT_ONCE)
-    borders = _borders(snapshot, day, pages["half"], parts) if parts > 1 else []
-    from_ = ["", *(f"transaction_id >= '{border}'" for border in borders)]
-    to = [*(f"transaction_id < '{border}'" for border in borders), ""]
+    found = borders(snapshot, day, pages["half"], parts) if parts > 1 else []
+    from_ = ["", *(f"transaction_id >= '{border}'" for border in found)]
+    to = [*(f"transaction_id < '{border}'" for border in found), ""]
     return tuple(" and ".join(filter(None, both)) or "true" for both in zip(from_, to, strict=True))
 
 
-def _borders(snapshot: Snapshot, day: Day, pages: int, parts: int) -> list[UUID]:
+def borders(snapshot: Snapshot, day: Day, pages: int, parts: int) -> list[UUID]:
+    """Return ids that divide a day's half messages, on so many `pages`, into parts."""
     step = max(1, pages // (SAMPLES * parts))
     places = [f"({page},1)" for page in range(0, pages, step)]
     statement = SAMPLED.format(half=partition_name("half", day.day))

@@ -12,11 +12,12 @@ from pyspark.sql import SparkSession
 from spark.engine.filesystem import files_for
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, partition_name
+from spark.sources.id_ranges import borders
 
 # Processes keep time by the database's clock, each by its own measurement, and the clock can be set. This much is no
 # disagreement. It is the default of HALFNOTE_CLOCK_SKEW_MAX_S, above which a process is not ready.
 CLOCKS_DIFFER_S = 5
-# The pages of one range of ids, if a day's halves are spread evenly.
+# The pages of half messages of one range of ids.
 PAGES_AT_ONCE = 4096
 # For the joins of one range: with Postgres's default of 4 MB they are written to disk.
 WORK_MEM = "32MB"
@@ -24,7 +25,6 @@ WORK_MEM = "32MB"
 # takes a fraction of the time; it returns null for an id of another kind.
 _ID_TIME = "to_timestamp(('x' || translate(left(h.transaction_id::text, 13), '-', ''))::bit(48)::bigint / 1000.0)"
 _ID_TIME_18 = f"coalesce(uuid_extract_timestamp(h.transaction_id), {_ID_TIME})"
-_MS_BITS = 80
 
 
 def receipts_since(day: Day) -> datetime | None:
@@ -84,7 +84,7 @@ def write_found(
     pages = 0 if whole else snapshot.pages(given["half"])
     with snapshot.readers.cursor() as cursor:
         cursor.execute(f"set local work_mem = '{WORK_MEM}'")
-        for number, (low, high) in enumerate(_ranges(day, pages)):
+        for number, (low, high) in enumerate(_ranges(snapshot, day, pages)):
             if snapshot.ended.is_set():
                 break
             began = time.monotonic()
@@ -99,9 +99,8 @@ def write_found(
     return number_of
 
 
-def _ranges(day: Day, pages: int) -> Iterator[tuple[UUID, UUID]]:
-    """Return half-open ranges of ids that divide the day into equal times."""
-    low, high = day.low.int >> _MS_BITS, day.high.int >> _MS_BITS
-    parts = max(1, pages // PAGES_AT_ONCE)
-    borders = [UUID(int=low + (high - low) * part // parts << _MS_BITS) for part in range(1, parts)]
-    yield from zip((day.low, *borders), (*borders, day.high), strict=True)
+def _ranges(snapshot: Snapshot, day: Day, pages: int) -> Iterator[tuple[UUID, UUID]]:
+    """Return half-open ranges of ids with about as many half messages each, so that the joins of each fit WORK_MEM."""
+    parts = pages // PAGES_AT_ONCE
+    found = borders(snapshot, day, pages, parts) if parts > 1 else []
+    yield from zip((day.low, *found), (*found, day.high), strict=True)

@@ -25,7 +25,7 @@ from spark.postgres import copy
 from spark.postgres.connections import REDELIVERED, Snapshot, open_snapshot, partition_name
 from spark.postgres.standby import StandbySettings, cancelled_by_replay, standby_warning
 from spark.schemas import FINDING, FOUND
-from spark.sources import frames, id_ranges
+from spark.sources import frames, id_ranges, scan
 from spark.sources.frames import frames_from_parquet, frames_from_postgres, page_ranges, receipts_since
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, found_in, joined
@@ -250,6 +250,26 @@ def test_ranges_of_ids_leave_nothing_out_and_are_scans_by_index(
     monkeypatch.undo()
     with open_snapshot(dsn) as snapshot:
         assert id_ranges.id_ranges(snapshot, snapshot.day(day)) == ("true",)
+
+
+def test_the_ranges_of_a_comparison_have_as_many_halves_each(
+    spark: SparkSession, dsn: str, day: date, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The day's transactions are all of its first minutes."""
+    fill_day(dsn, day, 2000)
+    monkeypatch.setattr(scan, "PAGES_AT_ONCE", 4)
+    query = "select count(*) as halves from {half} where transaction_id >= '{low}' and transaction_id < '{high}'"
+    counts: list[int] = []
+
+    def found_in(batches: Any) -> list[dict[str, Any]]:
+        counts.extend(row["halves"] for one in batches for row in one.to_pylist())
+        return []
+
+    with open_snapshot(dsn) as snapshot:
+        scan.write_found(spark, snapshot, snapshot.day(day), query, str(tmp_path), found_in)
+    assert sum(counts) == 2000
+    assert len(counts) > 10
+    assert max(counts) < 2 * 2000 / len(counts)
 
 
 def test_the_redeliveries_of_a_day_are_counted_by_an_index_alone(dsn: str, day: date, other: Connection) -> None:
