@@ -1,5 +1,6 @@
 """A day of which a third of the transactions is suspect: how much more the proof takes than for the clean day."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,14 +15,31 @@ TRANSACTIONS, TRANSACTIONS_QUICK = 3_000_000, 150_000
 SUSPECT_OF = 3
 MOST_TIMES = 3
 # An attempt each. `refused`: a refused end, which the search counts by group if the transaction is otherwise correct.
-# `asked`: an answered check with a number above all policies: all rows of the transaction are judged in full, and only
-# those that were asked as often as is allowed already are a finding.
+# `asked`: an answered check with a number above all policies, which is no finding by itself: the search counts numbers.
 ATTEMPTS = {"refused": ("refused", "null", "refused"), "asked": ("check", "99", "unknown")}
 MORE = """
 copy (
   select transaction_id, '{kind}' as kind, born_at as at, {number}::int as number, '{outcome}' as outcome
   from read_parquet('{frames}/half/*.parquet') where position = 0 order by transaction_id limit {suspects}
 ) to '{frames}/attempt/part-more.parquet' (format parquet)
+"""
+# One more transaction each, in doubt, as an outage of producers leaves it: its checks go on, so it is no finding. All
+# its rows are judged in full.
+IN_DOUBT = "in_doubt"
+HALVES = """
+copy (
+  select * replace (left(transaction_id, 15) || 'fff' || right(transaction_id, 18) as transaction_id)
+  from read_parquet('{frames}/half/*.parquet')
+  where position = 0 and substr(transaction_id, 16, 3) <> 'fff' order by transaction_id limit {suspects}
+) to '{frames}/half/part-more.parquet' (format parquet)
+"""
+CHECK_BACK = """
+copy (
+  select transaction_id, producer_group, 1::smallint as state, first_check_at as swept_at, 9::int as asked,
+    0::int as answered, 9::int as unanswered, '{seen_at}'::timestamptz - interval '1 hour' as unanswered_since,
+    '{seen_at}'::timestamptz + interval '1 minute' as next_check_at
+  from read_parquet('{frames}/half/part-more.parquet')
+) to '{frames}/check_back/part-more.parquet' (format parquet)
 """
 
 
@@ -30,7 +48,7 @@ async def bench(stage: Stage, report: Report) -> None:
     count = TRANSACTIONS_QUICK if stage.quick else TRANSACTIONS
     suspects, clean = count // SUSPECT_OF, stage.place / "clean"
     await generate("--parquet", str(clean), "--transactions", str(count))
-    days = {name: stage.place / name for name in ATTEMPTS}
+    days = {name: stage.place / name for name in (*ATTEMPTS, IN_DOUBT)}
     for name, frames in days.items():
         shutil.copytree(clean, frames)
         make_suspect(frames, suspects, name)
@@ -48,8 +66,15 @@ async def bench(stage: Stage, report: Report) -> None:
 
 
 def make_suspect(frames: Path, suspects: int, name: str) -> None:
-    """Give so many transactions of a day an attempt of ATTEMPTS."""
-    kind, number, outcome = ATTEMPTS[name]
+    """Give so many transactions of a day an attempt of ATTEMPTS, or add so many that are IN_DOUBT."""
+    given: dict[str, object] = {"frames": frames, "suspects": suspects}
+    if name == IN_DOUBT:
+        statements = [HALVES, CHECK_BACK]
+        given["seen_at"] = json.loads((frames / "frames.json").read_text())["seen_at"]
+    else:
+        statements = [MORE]
+        given |= zip(("kind", "number", "outcome"), ATTEMPTS[name], strict=True)
     with duckdb.connect() as connection:
         connection.execute("set timezone = 'UTC'")
-        connection.execute(MORE.format(frames=frames, suspects=suspects, kind=kind, number=number, outcome=outcome))
+        for statement in statements:
+            connection.execute(statement.format(**given))
