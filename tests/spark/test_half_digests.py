@@ -2,17 +2,19 @@
 
 import io
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -28,7 +30,7 @@ from spark.postgres import copy
 from spark.postgres.connections import open_snapshot
 from spark.sources import half_digests, scan
 from spark.sources.frames import frames_from_parquet, frames_from_postgres
-from spark.sources.half_digests import CONFIRMED
+from spark.sources.half_digests import UNCONFIRMED
 from tests.conftest import migrated_template
 from tests.spark.days import Connection, days_ago, fill_day, rows
 from tests.support import postgres
@@ -187,25 +189,44 @@ def test_more_ambiguous_numbers_than_are_tried_end(db: Connection) -> None:
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
-USUAL = StoredMessage("1", 0, "shop", "order", "k", None, None, "application/json", bytes(32), None, None, None, None)
+# The body of each digest that a test stores.
+BODIES = {sha256(body).digest(): body for body in (b"", b"1", b"2")}
+NOTHING, ONE, TWO = BODIES
+ID = "01999999-0000-7000-8000-000000000000"
+USUAL = StoredMessage(ID, 0, "shop", "order", "k", None, None, "application/json", ONE, None, None, None, None)
 TYPES = {"position": "smallint", "body_digest": "bytea", "deliver_after_s": "float8", "digest": "bytea"}
-TYPES |= dict.fromkeys(("headers", "context", "policy"), "jsonb")
-IS_CONFIRMED = "select ({}) is true from (select {}) h".format(
-    CONFIRMED, ", ".join(f"%({name})s::{TYPES.get(name, 'text')} as {name}" for name in StoredMessage._fields)
-)
+TYPES |= dict.fromkeys(("headers", "context", "policy"), "jsonb") | {"transaction_id": "uuid", "body": "bytea"}
+TYPES |= {"reissued_from": "uuid"}
+COLUMNS = (*StoredMessage._fields, "body", "reissued_from")
 
 
-def is_confirmed(db: Connection, row: StoredMessage) -> bool:
-    """Return whether Postgres confirms a row by itself."""
-    [found] = db.execute(IS_CONFIRMED, row._asdict()).fetchone() or ()
-    return bool(found)
+def unconfirmed(db: Connection, messages: Sequence[StoredMessage], **other: Any) -> set[int]:
+    """Return the positions that the proof's statement leaves to this process; `other` replaces columns of each row."""
+    rows = [row._asdict() | {"body": BODIES[row.body_digest], "reissued_from": None} | other for row in messages]
+    selects = ", ".join("({})".format(", ".join(f"%s::{TYPES.get(name, 'text')}" for name in COLUMNS)) for _ in rows)
+    half = f"(select * from (values {selects}) rows ({', '.join(COLUMNS)}))"
+    statement = UNCONFIRMED.format(half=half, low=UUID(int=0), high=UUID(int=2**128 - 1))
+    # Postgres may read rows in any order.
+    found = db.execute(statement, [row[name] for row in reversed(rows) for name in COLUMNS]).fetchall()
+    return {row[1] for row in found}
+
+
+def is_confirmed(db: Connection, *messages: StoredMessage, **other: Any) -> bool:
+    """Return whether Postgres confirms a transaction by itself."""
+    return not unconfirmed(db, messages, **other)
 
 
 def with_digest(row: StoredMessage, *, plain: bool = False) -> StoredMessage:
     return row._replace(digest=digest_of([row], plain=plain))
 
 
-@given(TEXT, TEXT, st.none() | TEXT, st.none() | TEXT, TEXT, st.binary(min_size=32, max_size=32), st.booleans())
+def with_body(body: bytes) -> bytes:
+    """Return the digest of a body."""
+    BODIES[digest := sha256(body).digest()] = body
+    return digest
+
+
+@given(TEXT, TEXT, st.none() | TEXT, st.none() | TEXT, TEXT, st.binary(max_size=3), st.booleans())
 def test_a_usual_transaction_is_confirmed_by_the_same_text(
     db: Connection,
     group: str,
@@ -213,12 +234,12 @@ def test_a_usual_transaction_is_confirmed_by_the_same_text(
     key: str | None,
     tag: str | None,
     content_type: str,
-    body_digest: bytes,
+    body: bytes,
     plain: bool,
 ) -> None:
     row = with_digest(
         USUAL._replace(
-            producer_group=group, topic=topic, key=key, tag=tag, content_type=content_type, body_digest=body_digest
+            producer_group=group, topic=topic, key=key, tag=tag, content_type=content_type, body_digest=with_body(body)
         ),
         plain=plain,
     )
@@ -235,15 +256,17 @@ DIFFERENCES: tuple[tuple[str, Any], ...] = (
     ("tag", "t"),
     ("tag", "null"),
     ("content_type", "text/plain"),
-    ("body_digest", bytes(31) + b"1"),
+    ("body_digest", TWO),
     ("digest", None),
     ("position", 1),
     ("headers", '{"a": ": b"}'),
     ("headers", '{"a": "b", "c": ""}'),
     ("headers", None),
+    ("headers", "[]"),
     ("context", '{"order": "1030"}'),
     ("context", '{"order": 1031}'),
     ("context", None),
+    ("deliver_after_s", 1.0),
     # These are judged row by row, also where they are right.
     ("deliver_after_s", 0.0),
     ("policy", "{}"),
@@ -257,24 +280,67 @@ def test_any_difference_leaves_a_transaction_unconfirmed(db: Connection, name: s
     assert not is_confirmed(db, row._replace(**{name: value}))
 
 
-@given(st.dictionaries(st.text("abC-", min_size=1, max_size=3), TEXT | st.text(" ,:"), min_size=1, max_size=2))
+def test_another_body_and_a_reissue_leave_a_transaction_unconfirmed(db: Connection) -> None:
+    for messages in ([with_digest(USUAL)], several(db)):
+        assert is_confirmed(db, *messages)
+        assert unconfirmed(db, messages, body=b"other") == {row.position for row in messages}
+        assert unconfirmed(db, messages, reissued_from=ID) == {row.position for row in messages}
+        with db.transaction(force_rollback=True):
+            db.execute(
+                "insert into reissue (transaction_id, reissued_as, reason, at) values (%s, %s, 'asked', now())",
+                [UUID(int=1), messages[0].transaction_id],
+            )
+            assert not is_confirmed(db, *messages)
+
+
+# The names of several headers are in another order in jsonb: by length first.
+HEADERS = st.dictionaries(st.text("abC-", min_size=1, max_size=3), TEXT | st.text(' ,:"\\'), min_size=1, max_size=4)
+
+
+@given(HEADERS)
 def test_headers_are_confirmed_only_as_they_are(db: Connection, headers: dict[str, str]) -> None:
     row = with_digest(USUAL._replace(headers=json.dumps(headers)))
-    assert is_confirmed(db, row) == (len(headers) == 1 and "\\" not in json.dumps(headers, ensure_ascii=False))
+    assert is_confirmed(db, row)
     for name, value in headers.items():
-        # Some differ by spaces alone.
-        for other in (f"{value} ", f" {value}", value.replace(" ", ""), "", None, [value]):
+        # Some differ by spaces alone, and some by their type.
+        for other in (f"{value} ", f" {value}", value.replace(" ", ""), "", None, [value], "1", 1, True, {"a": value}):
             if other != value:
-                assert not is_confirmed(db, row._replace(headers=json.dumps(headers | {name: other})))
+                assert not is_confirmed(db, row._replace(headers=json.dumps(headers | {name: other}))), other
+        assert not is_confirmed(db, row._replace(headers=json.dumps(headers | {f"{name}d": value})))
+        assert not is_confirmed(db, row._replace(headers=json.dumps({k: v for k, v in headers.items() if k != name})))
 
 
-def test_a_context_of_one_value_is_confirmed(db: Connection) -> None:
-    for context in ('{"order": 1030}', '{"id": "a: b, c"}', '{"ä": true}', '{"n": null}'):
+FORMS = st.sampled_from(['{"a": 5}', '{"a": "5"}', '{"a": 5.0}', '{"a": true}', '{"a": "true"}', '{"a": null}'])
+
+
+@given(JSON | FORMS.map(json.loads), JSON | FORMS.map(json.loads))
+def test_a_context_is_confirmed_only_as_it_is(db: Connection, posted: Any, kept: Any) -> None:
+    """Whatever Postgres confirms, this process would too."""
+    row = stored(db, request([{"topic": "order", "body": 1}], json.dumps({"a": posted, "b": 1})))[0]
+    BODIES[row.body_digest] = b"1"
+    for value in (posted, kept):
+        changed = row._replace(context=json.dumps({"a": value, "b": 1}))
+        assert not (is_confirmed(db, changed) and is_altered([changed]))
+
+
+def test_a_context_of_flat_values_is_confirmed(db: Connection) -> None:
+    for context in ('{"order": 1030}', '{"id": "a: b, c"}', '{"ä": true}', '{"n": null}', r'{"a": "\\"}'):
         assert is_confirmed(db, with_digest(USUAL._replace(context=context))), context
-    for context in ("[]", '": x"', '[": x"]', "null", "{}", '{"a": {"b": 1}}', '{"a": 1, "b": 2}', r'{"a": "\\"}'):
+    for context in ('{"bb": 1, "a": 2}', '{"": ", ", ": ": ": ", "é\\"": "\\u0001\\u007f/"}', '{"a": [], "b": {}}'):
+        assert is_confirmed(db, with_digest(USUAL._replace(context=context))), context
+    for context in ("[]", '": x"', '[": x"]', "null", "{}", '{"a": {"b": 1}}', '{"a": [1, 2], "b": 2}', '{"a": 1e16}'):
         row = with_digest(USUAL._replace(context=context))
         assert not is_confirmed(db, row), context
         assert not is_altered([row]), context
+
+
+@given(st.floats(0) | st.integers(0, 2**53).map(float))
+@example(1e15)
+@example(0.0)
+def test_a_delay_is_confirmed_only_as_it_is(db: Connection, delay_s: float) -> None:
+    row = with_digest(USUAL._replace(deliver_after_s=delay_s))
+    assert is_confirmed(db, row) == (1 <= delay_s <= 1e15 and delay_s.is_integer())
+    assert not is_confirmed(db, row._replace(deliver_after_s=math.nextafter(delay_s, 0) if delay_s else 1.0))
 
 
 def test_other_content_with_the_same_text_is_not_confirmed(db: Connection) -> None:
@@ -284,6 +350,106 @@ def test_other_content_with_the_same_text_is_not_confirmed(db: Connection) -> No
     comma = with_digest(USUAL._replace(topic="t", key=",null,", tag="g"))
     moved = comma._replace(topic='t",', key=None, tag=',"g')
     assert [is_confirmed(db, row) for row in (tab, escaped, comma, moved)] == [False, False, True, False]
+
+
+SEVERAL: tuple[dict[str, Any], ...] = (
+    {"topic": "order", "key": "k", "body": 1, "headers": {"region": "eu", "id": "5"}},
+    {"topic": "bill", "tag": "t", "body_base64": "", "headers": {"a": "b"}, "content_type": "text/plain"},
+    {"topic": "order", "body": 2, "deliver_after_s": 5},
+)
+
+
+def several(db: Connection) -> list[StoredMessage]:
+    """Return a transaction of three messages, as the service stores it."""
+    return stored(db, request(SEVERAL, '{"order": 1030, "by": "x"}'))
+
+
+def test_several_messages_are_confirmed_together(db: Connection) -> None:
+    assert is_confirmed(db, *several(db))
+    assert is_confirmed(db, *stored(db, posted(PlainRequest, f'"messages":{json.dumps(SEVERAL)}}}')))
+    assert is_confirmed(db, *stored(db, request([SEVERAL[0]] * 100)))
+    # The first alone, and another transaction beside it.
+    rows = [row._replace(transaction_id=str(UUID(int=UUID(ID).int + 1))) for row in several(db)]
+    assert is_confirmed(db, with_digest(USUAL), *rows)
+    assert unconfirmed(db, [with_digest(USUAL), *rows[:2]]) == {0, 1}
+
+
+Altered: TypeAlias = Callable[[list[StoredMessage]], list[StoredMessage]]
+PLACES = (0, 1, 2)
+
+
+def one(place: int, **values: Any) -> Altered:
+    """Return the change of one message of a transaction."""
+    return lambda rows: [row._replace(**values) if row.position == place else row for row in rows]
+
+
+def another(row: StoredMessage, **values: Any) -> StoredMessage:
+    return row._replace(digest=None, context=None, **values)
+
+
+ALTERED: dict[str, Altered] = {
+    "two messages in another order": lambda rows: [rows[0], rows[2]._replace(position=1), rows[1]._replace(position=2)],
+    "the first message exchanged": lambda rows: [
+        rows[0]._replace(**{n: getattr(rows[1], n) for n in ("topic", "key", "tag", "headers", "content_type")}),
+        *rows[1:],
+    ],
+    "the last is missing": lambda rows: rows[:-1],
+    "one between is missing": lambda rows: [rows[0], rows[2]],
+    "one between is missing, the last moved": lambda rows: [rows[0], rows[2]._replace(position=1)],
+    "the first is missing": lambda rows: rows[1:],
+    "a gap": lambda rows: [*rows[:2], rows[2]._replace(position=3)],
+    "all moved": lambda rows: [row._replace(position=row.position + 1) for row in rows],
+    "all moved down": lambda rows: [row._replace(position=row.position - 1) for row in rows],
+    "one more": lambda rows: [*rows, another(rows[1], position=3)],
+    "one more whose headers have no text": lambda rows: [*rows, another(rows[1], position=3, headers="[]")],
+    "one more whose delay has no text": lambda rows: [*rows, another(rows[1], position=3, deliver_after_s=0.5)],
+    "one more, far": lambda rows: [*rows, another(rows[1], position=30)],
+    "one more, before": lambda rows: [another(rows[1], position=-1), *rows],
+    "no digest": one(0, digest=None),
+    "the digest elsewhere": lambda rows: one(1, digest=rows[0].digest)(one(0, digest=None)(rows)),
+    "another context": one(0, context='{"order": 1030, "by": "y"}'),
+    "a context of another type": one(0, context='{"order": "1030", "by": "x"}'),
+    "no context": one(0, context=None),
+    "a policy": one(0, policy="{}"),
+    "another group of all": lambda rows: [row._replace(producer_group="other") for row in rows],
+    "a quote": lambda rows: one(1, tag='t",null,"')(rows),
+    **{f"another group of {at}": one(at, producer_group="other") for at in PLACES},
+    # It is sorted behind the others.
+    **{f"a later group of {at}": one(at, producer_group="\U0010ffff") for at in PLACES},
+    **{f"another topic of {at}": one(at, topic="orders") for at in PLACES},
+    **{f"another key of {at}": one(at, key="K") for at in PLACES},
+    **{f"another tag of {at}": one(at, tag="T") for at in PLACES},
+    **{f"no body of {at}": one(at, body_digest=NOTHING if at != 1 else ONE) for at in PLACES},
+    **{f"another content type of {at}": one(at, content_type="text/html") for at in PLACES},
+    **{f"another delay of {at}": one(at, deliver_after_s=6.0) for at in PLACES},
+    **{f"another header of {at}": one(at, headers='{"region": "us", "id": "5"}') for at in PLACES},
+    **{f"a header of another type of {at}": one(at, headers='{"region": "eu", "id": 5}') for at in PLACES},
+    **{f"headers that are no object of {at}": one(at, headers="[]") for at in PLACES},
+    "no delay": one(2, deliver_after_s=None),
+    "no headers": one(0, headers=None),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_altered_transaction_of_several_messages_is_not_confirmed(db: Connection, name: str, plain: bool) -> None:
+    rows = several(db)
+    rows[0] = rows[0]._replace(digest=digest_of(rows, plain=plain))
+    assert is_confirmed(db, *rows)
+    altered = ALTERED[name](rows)
+    assert unconfirmed(db, altered) == {row.position for row in altered}
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.integers(1, 6), st.integers(0, 1))
+def test_only_all_messages_in_their_order_are_confirmed(
+    db: Connection, order: list[int], missing: set[int], number: int, moved: int
+) -> None:
+    rows = stored(db, request([{"topic": "o", "key": str(place), "body": 1} for place in range(number)]))
+    changed = [
+        rows[place]._replace(position=at + moved, digest=rows[0].digest if at + moved == 0 else None)
+        for at, place in enumerate(place for place in order if place < number and place not in missing)
+    ]
+    assert not changed or is_confirmed(db, *changed) == (changed == rows)
 
 
 def read(spark: SparkSession, dsn: str, day: date, directory: Path) -> Frames:
