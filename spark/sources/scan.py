@@ -23,7 +23,8 @@ PAGES_AT_ONCE = 4096
 WORK_MEM = "32MB"
 # The time of a half's id: its first 48 bits are milliseconds. Postgres has a function for it since version 18, which
 # takes a fraction of the time; it returns null for an id of another kind.
-_ID_TIME = "to_timestamp(('x' || translate(left(h.transaction_id::text, 13), '-', ''))::bit(48)::bigint / 1000.0)"
+_ID_TIME = """to_timestamp(
+  ('x' || encode(substr(uuid_send(h.transaction_id), 1, 6), 'hex'))::bit(48)::bigint::float8 / 1000)"""
 _ID_TIME_18 = f"coalesce(uuid_extract_timestamp(h.transaction_id), {_ID_TIME})"
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any, LiteralString
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -205,6 +206,17 @@ def test_a_birth_far_from_the_time_of_its_id(
     assert far_off("unknown") == []
     rows(day, "insert into shared_rule values ('longest_id_skew_s', 300) returning 1")
     assert far_off("known") == [(str(far), "born_at far from the time of the id")]
+
+
+def test_the_time_of_an_id_is_that_of_its_first_48_bits(dsn: str) -> None:
+    milliseconds = [0, 1, 999, 1_700_000_000_123, 2**32 - 1, 2**40, 2**47, 2**48 - 1]
+    # Those with all other bits set have the same time.
+    ids = [UUID(int=(ms << 80) + rest) for ms in milliseconds for rest in (0, 2**80 - 1)]
+    query: Any = (
+        f"select round(extract(epoch from {scan._ID_TIME}) * 1000)::bigint as ms "
+        "from unnest(%s) with ordinality h(transaction_id, n) order by n"
+    )
+    assert [row["ms"] for row in rows(dsn, query, ids)] == [one.int >> 80 for one in ids]
 
 
 def test_older_versions_settled_receipts_a_turn_too_early(spark: SparkSession, day: str, tmp_path: Path) -> None:
