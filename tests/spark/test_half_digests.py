@@ -372,6 +372,8 @@ def test_several_messages_are_confirmed_together(db: Connection) -> None:
     rows = [row._replace(transaction_id=str(UUID(int=UUID(ID).int + 1))) for row in several(db)]
     assert is_confirmed(db, with_digest(USUAL), *rows)
     assert unconfirmed(db, [with_digest(USUAL), *rows[:2]]) == {0, 1}
+    # A confirmed one says nothing of another.
+    assert unconfirmed(db, [*several(db), *rows[:2]]) == {0, 1}
 
 
 Altered: TypeAlias = Callable[[list[StoredMessage]], list[StoredMessage]]
@@ -400,6 +402,12 @@ ALTERED: dict[str, Altered] = {
     "a gap": lambda rows: [*rows[:2], rows[2]._replace(position=3)],
     "all moved": lambda rows: [row._replace(position=row.position + 1) for row in rows],
     "all moved down": lambda rows: [row._replace(position=row.position - 1) for row in rows],
+    # As many rows as the highest position needs.
+    "one before and a gap": lambda rows: [
+        rows[0]._replace(position=-1, digest=None, context=None),
+        rows[1]._replace(position=0, digest=rows[0].digest, context=rows[0].context),
+        rows[2],
+    ],
     "one more": lambda rows: [*rows, another(rows[1], position=3)],
     "one more whose headers have no text": lambda rows: [*rows, another(rows[1], position=3, headers="[]")],
     "one more whose delay has no text": lambda rows: [*rows, another(rows[1], position=3, deliver_after_s=0.5)],
