@@ -35,6 +35,10 @@ REQUESTS = (
         "app.store.coordinator.deliveries.DELIVERIES_MAX",
         "deliveries of a transaction or of a message in one answer; its `deliveries_cursor` leads to the others",
     ),
+    Limit(
+        "app.operations.delivery_reasons.explain.EXPLAINED_MAX",
+        "deliveries that one answer of `/transactions/{id}/delivery` explains; `deliveries_cursor` leads to the others",
+    ),
     Limit("app.routers.stats.POINTS_MAX", "points of a series of `/stats/series`"),
     Limit("app.routers.transaction_selection.MANY_MAX", "transactions of one verdict, check or reissue by filter"),
     Limit("app.schemas.totals.COUNTED_MOST", "rows that the `total` of a list counts"),

@@ -31,12 +31,26 @@ def why(
     path = path_of("transactions", str(transaction_id), "delivery")
     query = {"position": position, "subscription": subscription}
     answer = call(url, "GET", path, query=query, as_json=as_json)
+    # An older service during an upgrade answers all, without a cursor.
+    while (cursor := answer.get("deliveries_cursor")) is not None:
+        answer = _joined(answer, call(url, "GET", path, query={**query, "cursor": cursor}, as_json=as_json))
     if as_json:
         print_json(answer)
         return
     _print_why(answer)
     if others:
         print(f"\nEarlier transactions of this key: {', '.join(others[:1])}" + " and more" * (len(others) > 1))
+
+
+def _joined(answer: dict[str, Any], further: dict[str, Any]) -> dict[str, Any]:
+    """Return two answers as one. The second may begin with the rest of the first one's last message."""
+    *before, last = answer["messages"]
+    first, *after = further["messages"]
+    if first["message_id"] == last["message_id"]:
+        last = {**last, "subscriptions": last["subscriptions"] + first["subscriptions"]}
+    else:
+        after = [first, *after]
+    return {**further, "messages": [*before, last, *after]}
 
 
 def _print_why(answer: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from app.errors import DayGone, Invalid, TransactionUnknown
-from app.operations.delivery_reasons.explain import explain
+from app.operations.delivery_reasons.explain import WhyPlace, explain
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
 from app.routers.transactions import TransactionId
-from app.schemas.delivery_reasons import TransactionWhy
+from app.schemas.delivery_reasons import MessageWhy, TransactionWhy, WhyCursor, place_of_why, why_cursor
 from app.schemas.fields import Name, Strict
 from app.store.coordinator.history import read_owner
 
@@ -22,6 +22,7 @@ class WhyQuery(Strict):
 
     position: int | None = Field(None, ge=0, le=99, description="only the message at this position, from 0")
     subscription: Name | None = Field(None, description="only this subscription", examples=["mailer"])
+    cursor: WhyCursor | None = Field(None, description="`deliveries_cursor` of the answer before")
 
 
 @router.get(
@@ -34,7 +35,8 @@ async def get_delivery(
 ) -> TransactionWhy:
     """Return a reason and a sentence for each message and each subscription, from one snapshot.
 
-    A deleted subscription is listed if it has got the message. Replays are not explained.
+    A deleted subscription is listed if it has got the message. Replays are not explained. An answer explains at most
+    1,000 deliveries; if `deliveries_cursor` is not null, the same request with it as `cursor` explains the next ones.
     """
     async with runtime.request_pool.connection() as connection:
         owner = await read_owner(connection, transaction_id)
@@ -47,10 +49,17 @@ async def get_delivery(
                 runtime.clock.now(),
                 position=query.position,
                 subscription=query.subscription,
+                start=WhyPlace() if query.cursor is None else WhyPlace(*place_of_why(query.cursor)),
             )
             if in_scope
             else None
         )
     if found is None:
         raise await unknown_transaction(runtime, transaction_id)
-    return TransactionWhy.model_validate(found, from_attributes=True)
+    return TransactionWhy(
+        transaction_id=found.transaction_id,
+        producer_group=found.producer_group,
+        state=found.state,
+        messages=[MessageWhy.model_validate(message, from_attributes=True) for message in found.messages],
+        deliveries_cursor=why_cursor(found.more),
+    )

@@ -25,6 +25,7 @@ from app.routers.transactions import TransactionId
 from app.schemas.fields import Actor, Name, Position, Reason, Strict
 from app.schemas.replays import ReplayAnswer
 from app.store.admin.audit import record
+from app.store.coordinator.deliveries import LAST_POSITION
 from app.store.coordinator.delivery_facts import DeliveryFacts, read_facts
 from app.store.coordinator.transactions import transaction_state
 from app.store.subscriptions import replays as store
@@ -74,7 +75,8 @@ async def replay_transaction(
         await share_new_readers(connection)
         subscription = await known(connection, wanted.subscription, lock=True)
         standing = await transaction_state(connection, transaction_id)
-        facts = await read_facts(connection, transaction_id, wanted.position, subscription.name, 1, now)
+        positions = (0, LAST_POSITION) if wanted.position is None else (wanted.position, wanted.position)
+        facts = await read_facts(connection, transaction_id, positions, subscription.name, 1, now)
         offsets = _offsets(facts, wanted) if standing is not None else []
         made = None
         if offsets:

@@ -1,12 +1,37 @@
 """The answer to why a transaction's messages were delivered or were not."""
 
+import re
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from app.schemas.transactions import AT, ID, Shown
 from app.verdicts import DeliveryReason, State
+
+_CURSOR = "([0-9]{1,2})-([0-9]{1,9})"
+_cursor = re.compile(_CURSOR).fullmatch
+
+
+def _is_cursor(value: str) -> str:
+    if _cursor(value) is None:
+        raise ValueError("send the `deliveries_cursor` of the previous answer")
+    return value
+
+
+WhyCursor = Annotated[str, AfterValidator(_is_cursor), WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR}$"})]
+
+
+def why_cursor(place: tuple[int, int] | None) -> str | None:
+    """Return the cursor of a place, a message's position and how many of its explanations came before; None: none."""
+    return None if place is None else f"{place[0]}-{place[1]}"
+
+
+def place_of_why(cursor: WhyCursor) -> tuple[int, int]:
+    """Return the place that a cursor names."""
+    position, skip = cursor.split("-")
+    return int(position), int(skip)
 
 
 class DeliveryWhy(Shown):
@@ -48,3 +73,8 @@ class TransactionWhy(Shown):
     producer_group: str = Field(examples=["shop"])
     state: State
     messages: list[MessageWhy]
+    deliveries_cursor: WhyCursor | None = Field(
+        description="null: nothing is left out; otherwise the same request with it as `cursor` explains the others, "
+        "which may begin with the rest of the last message",
+        examples=[None],
+    )

@@ -1,5 +1,9 @@
 """`halfnote why`: by a transaction's id, a message's id, and a key."""
 
+from uuid import uuid4
+
+import asyncpg
+
 from tests.support.cli_requests import group, post_end, post_half
 from tests.support.cli_runs import Run, run
 
@@ -20,6 +24,28 @@ def test_a_message_is_explained_by_each_of_its_names(run: Run, url: str, group: 
     shown = run("why", earlier)
     assert "Not sent yet: the producer group" in " ".join(shown.out.split())
     assert run("why", f"{newest}-0", "--json").json["messages"][0]["reason"] == "no_subscription"
+
+
+async def test_many_deliveries_are_explained_whole(run: Run, url: str, group: str, database: str) -> None:
+    topic = f"explained-{uuid4().hex[:8]}"
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state, "
+        "created_at, updated_at, started_after, matches_since) "
+        "select $1 || '-' || lpad(n::text, 4, '0'), array[$1], '{}', '[]', '{}', 1, 1, '{}', 'paused', now(), now(), "
+        "0, now() from generate_series(0, 1499) n",
+        topic,
+    )
+    try:
+        transaction_id = post_half(url, group, topic)
+        post_end(url, group, transaction_id, "commit")
+        shown = run("why", transaction_id, "--json").json
+        assert shown["deliveries_cursor"] is None
+        [message] = shown["messages"]
+        assert [one["subscription"] for one in message["subscriptions"]] == [f"{topic}-{n:04}" for n in range(1500)]
+    finally:
+        await connection.execute("delete from subscription where topics = array[$1::text]", topic)
+        await connection.close()
 
 
 def test_what_is_not_known_is_said(run: Run, url: str) -> None:

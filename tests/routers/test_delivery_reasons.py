@@ -244,13 +244,58 @@ async def test_no_large_table_is_read_as_a_whole(
         ids = [await sent(client, key=f"order-{number % 7}") for number in range(60)]
         await turn_until(relay, runtime, lambda: is_reason(client, ids[-1], "delivered"))
     await db.execute("set enable_seqscan = off")
-    kinds = ["uuid", "smallint", "timestamptz", "text", "bigint"]
+    kinds = ["uuid", "smallint", "timestamptz", "text", "bigint", "smallint"]
     now = runtime.clock.now()
-    for scan in await scans(db, FACTS, kinds, [ids[0], None, now, None, 20], generic=True):
+    for scan in await scans(db, FACTS, kinds, [ids[0], 0, now, None, 20, 99], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
     kinds = ["int[]", "text", "bigint", "bigint[]", "timestamptz", "bool[]"]
     for scan in await scans(db, BLOCKERS, kinds, [[1], "order-3", 50, [10], now, [True]], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
+
+
+async def test_many_deliveries_are_explained_in_pages(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await db.execute(
+        "insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state, "
+        "created_at, updated_at, started_after, matches_since) "
+        "select 's-' || lpad(n::text, 4, '0'), '{order}', '{}', '[]', '{}', 1, 1, '{}', 'active', now(), now(), 0, "
+        "now() from generate_series(0, 1499) n"
+    )
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": [ORDER] * 5})
+    transaction_id = answer.json()["transaction_id"]
+    names, found, pages, query = [f"s-{n:04}" for n in range(1500)], dict[str, list[str]](), [], dict[str, str]()
+    while True:
+        answer = await client.get(f"/transactions/{transaction_id}/delivery", params=query)
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        pages.append(sum(len(message["subscriptions"]) for message in page["messages"]))
+        for message in page["messages"]:
+            assert message["sentence"].startswith("Delivered to 0 of 1500 subscriptions; not to `s-0000`, `s-0001`")
+            assert message["sentence"].endswith("`s-0019` and 1480 more.")
+            found.setdefault(message["message_id"], []).extend(one["subscription"] for one in message["subscriptions"])
+        if page["deliveries_cursor"] is None:
+            break
+        query = {"cursor": page["deliveries_cursor"]}
+    assert pages == [1000] * 7 + [500]
+    assert found == {f"{transaction_id}-{position}": names for position in range(5)}
+    one = {"position": 2}
+    first = (await client.get(f"/transactions/{transaction_id}/delivery", params=one)).json()
+    rest = {**one, "cursor": first["deliveries_cursor"]}
+    second = (await client.get(f"/transactions/{transaction_id}/delivery", params=rest)).json()
+    assert second["deliveries_cursor"] is None
+    both = [each["subscription"] for page in (first, second) for each in page["messages"][0]["subscriptions"]]
+    assert both == names
+    # Few of many subscriptions are listed, but all are compared, so that an answer has three messages.
+    photos = [{**ORDER, "topic": "photo"}] * 5
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": photos})
+    other = answer.json()["transaction_id"]
+    first = (await client.get(f"/transactions/{other}/delivery")).json()
+    rest = {"cursor": first["deliveries_cursor"]}
+    second = (await client.get(f"/transactions/{other}/delivery", params=rest)).json()
+    ids = [[message["message_id"] for message in page["messages"]] for page in (first, second)]
+    assert ids == [[f"{other}-{n}" for n in range(3)], [f"{other}-{n}" for n in (3, 4)]]
+    assert second["deliveries_cursor"] is None
+    unknown = await client.get(f"/transactions/{transaction_id}/delivery", params={"cursor": "0"})
+    assert (unknown.status_code, unknown.json()["type"]) == (422, "/problems/invalid")
 
 
 async def test_subscriptions_of_other_topics_cost_no_row_each(
@@ -271,7 +316,7 @@ async def test_subscriptions_of_other_topics_cost_no_row_each(
     messages = [ORDER, {**ORDER, "topic": "t7"}]
     answer = await client.post("/messages", json={"producer_group": "shop", "messages": messages})
     transaction_id = UUID(answer.json()["transaction_id"])
-    facts = await read_facts(db, transaction_id, None, None, UNMATCHED_MOST, datetime.now(UTC))
+    facts = await read_facts(db, transaction_id, (0, 99), None, UNMATCHED_MOST, datetime.now(UTC))
     assert len(facts) == 3 + UNMATCHED_MOST + 1 + UNMATCHED_MOST
     shown = (await client.get(f"/transactions/{transaction_id}/delivery")).json()["messages"]
     others = [f"other-{n:03}" for n in range(1, UNMATCHED_MOST + 1)]

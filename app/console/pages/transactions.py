@@ -129,6 +129,7 @@ async def show_one(visit: Visit) -> Response:
         "transaction.html",
         shown=shown,
         why={one.message_id: one for one in why.messages},
+        why_left_out=why.deliveries_cursor is not None,
         sendable=_SENDABLE,
         picture=picture_of(shown),
         bodies={

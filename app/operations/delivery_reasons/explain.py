@@ -1,23 +1,44 @@
 """Explain for each message of a transaction, and each subscription, why it was delivered or was not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 from uuid import UUID
 
 from app.database.connection import Connection
 from app.ids import message_id
 from app.operations.delivery_reasons.reasons import NOT_TAKEN, may_wait_for_key, reason_of, state_reason
 from app.operations.delivery_reasons.sentences import Circumstances, sentence_of, undecided_sentence
-from app.store.coordinator.delivery_facts import Blocker, DeliveryFacts, read_blockers, read_facts, states_since
+from app.store.coordinator.delivery_facts import (
+    Blocker,
+    DeliveryFacts,
+    count_subscriptions,
+    read_blockers,
+    read_facts,
+    states_since,
+)
 from app.store.coordinator.history import Record, StoredMessage, read_messages, read_record
 from app.store.coordinator.transactions import state_of
 from app.verdicts import DeliveryReason, State, SubscriptionState
 
 # The most subscriptions that are listed for a message although they do not take its topic.
 UNMATCHED_MOST = 20
+# The most deliveries that are explained in one answer.
+EXPLAINED_MAX = 1000
+# About how many pairs of a message and a subscription are read for one answer, whether they concern each other or not.
+PAIRS_MOST = 5000
+# The most subscriptions that the sentence of a message names.
+NAMED_MOST = 20
+
+
+class WhyPlace(NamedTuple):
+    """The place of a delivery in the explanations of a transaction: behind the first `skip` ones of a message."""
+
+    position: int = 0
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +79,13 @@ class ExplainedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTransaction:
-    """Why the messages of a transaction were delivered or were not."""
+    """Why the messages of a transaction were delivered or were not. `more`: where the others begin, None: nowhere."""
 
     transaction_id: UUID
     producer_group: str
     state: State
     messages: list[ExplainedMessage]
+    more: WhyPlace | None
 
 
 async def explain(
@@ -73,10 +95,11 @@ async def explain(
     *,
     position: int | None = None,
     subscription: str | None = None,
+    start: WhyPlace = WhyPlace(),  # noqa: B008 -- it cannot be changed
 ) -> ExplainedTransaction | None:
-    """Explain the deliveries of a transaction from one snapshot; None if there is no such half.
+    """Explain the deliveries of a transaction from one snapshot, from a place on; None if there is no such half.
 
-    `position` and `subscription` explain one message, and one subscription.
+    `position` and `subscription` explain one message, and one subscription. At most EXPLAINED_MAX are explained.
     """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         stored = await read_messages(connection, transaction_id)
@@ -84,34 +107,54 @@ async def explain(
             return None
         record = await read_record(connection, transaction_id)
         state = state_of(record.verdict, record.check_back)
-        told = await _circumstances(connection, transaction_id, position, subscription, record, stored[0], now)
+        first = start.position if position is None else position
+        last = first
+        if position is None:
+            pairs = await count_subscriptions(connection, subscription)
+            last += max(1, PAIRS_MOST // max(1, pairs)) - 1
+        told = await _circumstances(connection, transaction_id, (first, last), subscription, record, stored[0], now)
         by_position = {
             number: await _explained(connection, list(found), state, now)
             for number, found in groupby(told, key=lambda one: one.facts.position)
         }
         facts_of = {one.facts.position: one.facts for one in told}
-    return ExplainedTransaction(
-        transaction_id,
-        stored[0].producer_group,
-        state,
-        [
-            _message(transaction_id, one, facts_of.get(one.position), by_position.get(one.position, []), state, record)
-            for one in stored
-            if position is None or one.position == position
-        ],
-    )
+    messages = {
+        one.position: _message(
+            transaction_id, one, facts_of.get(one.position), by_position.get(one.position, []), state, record
+        )
+        for one in stored[first : last + 1]
+    }
+    shown, more = _page(messages, start)
+    if more is None and position is None and last + 1 < len(stored):
+        more = WhyPlace(last + 1)
+    return ExplainedTransaction(transaction_id, stored[0].producer_group, state, shown, more)
+
+
+def _page(messages: Mapping[int, ExplainedMessage], start: WhyPlace) -> tuple[list[ExplainedMessage], WhyPlace | None]:
+    """Return the messages with EXPLAINED_MAX explanations from a place on, and the place of the next one."""
+    shown: list[ExplainedMessage] = []
+    room = EXPLAINED_MAX
+    for position, message in messages.items():
+        skip = start.skip if position == start.position else 0
+        rest = message.subscriptions[skip:]
+        if room or not rest:
+            shown.append(replace(message, subscriptions=rest[:room]))
+        if len(rest) > room:
+            return shown, WhyPlace(position, skip + room)
+        room -= len(rest)
+    return shown, None
 
 
 async def _circumstances(
     connection: Connection,
     transaction_id: UUID,
-    position: int | None,
+    positions: tuple[int, int],
     subscription: str | None,
     record: Record,
     first: StoredMessage,
     now: datetime,
 ) -> list[Circumstances]:
-    facts = await read_facts(connection, transaction_id, position, subscription, UNMATCHED_MOST, now)
+    facts = await read_facts(connection, transaction_id, positions, subscription, UNMATCHED_MOST, now)
     stopped = {one.subscription_id for one in facts if one.state is not SubscriptionState.ACTIVE}
     since = await states_since(connection, sorted(stopped))
     return [Circumstances(one, record, first, since.get(one.subscription_id)) for one in facts]
@@ -204,7 +247,7 @@ def _whole(
     taken = [one for one in matched if one.reason not in NOT_TAKEN]
     if not taken:
         if matched:
-            names = ", ".join(f"`{one.subscription}`" for one in matched)
+            names = _named(matched)
             have = "has its topic, but does" if len(matched) == 1 else "have its topic, but do"
             return DeliveryReason.NO_SUBSCRIPTION, f"No subscription takes it: {names} {have} not take this message."
         of = f"none of the {unmatched} subscriptions has" if unmatched else "no subscription has"
@@ -215,5 +258,11 @@ def _whole(
     missing = [one for one in taken if one.reason is not DeliveryReason.DELIVERED]
     if not missing:
         return DeliveryReason.DELIVERED, f"Delivered to every subscription that takes it ({len(taken)})."
-    names = ", ".join(f"`{one.subscription}`" for one in missing)
-    return missing[0].reason, f"Delivered to {len(taken) - len(missing)} of {len(taken)} subscriptions; not to {names}."
+    received = f"Delivered to {len(taken) - len(missing)} of {len(taken)} subscriptions"
+    return missing[0].reason, f"{received}; not to {_named(missing)}."
+
+
+def _named(subscriptions: Sequence[Explained]) -> str:
+    names = ", ".join(f"`{one.subscription}`" for one in subscriptions[:NAMED_MOST])
+    more = len(subscriptions) - NAMED_MOST
+    return names if more <= 0 else f"{names} and {more} more"

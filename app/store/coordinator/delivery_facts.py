@@ -31,7 +31,7 @@ FACTS = f"""
 with message as materialized (
   select h.transaction_id, h.position, h.topic, h.key, h.tag, h.headers, o."offset", o.due_at, o.committed_at
   from half h left join outbox o on o.transaction_id = $1 and o.position = h.position
-  where h.transaction_id = $1 and ($2::smallint is null or h.position = $2)
+  where h.transaction_id = $1 and h.position between $2 and $6
 ), taken as materialized (
   select t.topic, s.subscription_id from (select distinct topic from message) t
   join subscription s on {match_sql("t.topic", "s.topics")}
@@ -75,6 +75,9 @@ left join lease l on l.name = '{LeaseKind.SHARD}:' || s.subscription_id || ':' |
 where p.concerned or p.place <= $5
 order by p.position, s.name, s.subscription_id
 """  # noqa: S608 -- constants
+
+# Each is paired with each message, a deleted one too. The whole table is read, as by FACTS.
+SUBSCRIPTIONS = "select count(*) from subscription where $1::text is null or name = $1"
 
 # For each of several subscriptions, the earliest message of the same key that is before this one: a retry that was
 # tried or is due (delivery_retry_key), a dead letter if the subscription holds its keys for those (dead_letter_key), or
@@ -201,17 +204,24 @@ class DeliveryFacts:
 async def read_facts(
     connection: Connection,
     transaction_id: UUID,
-    position: int | None,
+    positions: tuple[int, int],
     subscription: str | None,
     unconcerned_most: int,
     now: datetime,
 ) -> list[DeliveryFacts]:
-    """Return the facts of each message and each subscription; of one message or one subscription, if they are named.
+    """Return the facts of each message from one position to another and each subscription, or the one that is named.
 
     Of the subscriptions that do not take a message's topic and have no row of it, only the first ones are returned.
     """
-    rows = await connection.fetch(FACTS, transaction_id, position, now, subscription, unconcerned_most)
+    first, last = positions
+    rows = await connection.fetch(FACTS, transaction_id, first, now, subscription, unconcerned_most, last)
     return [_facts(row) for row in rows]
+
+
+async def count_subscriptions(connection: Connection, subscription: str | None) -> int:
+    """Count the subscriptions that a message is compared with: all, or those of one name."""
+    found: int = await connection.fetchval(SUBSCRIPTIONS, subscription)
+    return found
 
 
 async def read_blockers(connection: Connection, waiting: Sequence[DeliveryFacts], now: datetime) -> dict[int, Blocker]:
