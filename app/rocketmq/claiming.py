@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from app.rocketmq.buffers import ROOM_WITHIN_S, BufferedBytes
@@ -45,8 +45,8 @@ class Claiming:
         """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
 
         Without `held_s` the caller renews them, and they are held for the `held_s` of this object. What a caller
-        that is canceled does not get comes again at once. One that is canceled while it waits gets nothing. The answer
-        is a part of `buffered`, which the caller releases when the client has the messages.
+        that is canceled does not get comes again soon, as the same attempt. One that is canceled while it waits gets
+        nothing. The answer is a part of `buffered`, which the caller releases when the client has the messages.
         """
         begun = time.monotonic()
         claiming = asyncio.create_task(self._claim(name, keys, most, held_s, wait_s, buffered))
@@ -100,10 +100,17 @@ class Claiming:
     ) -> None:
         """Let messages come again in the background: at once, after a time, or as the subscription says (None).
 
-        If that fails, they come when their time is over.
+        That uses up an attempt, because the client may have begun to work on them. If it fails, they come when their
+        time is over.
         """
+        after = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
         if handles:
-            self._in_background(self._give_back(name, keys, handles, why, retry_after_s))
+            self._in_background(self._give_back(name, keys, handles, why, after))
+
+    def give_back_unsent(self, name: str, keys: ApiKeys, handles: Sequence[str], why: str) -> None:
+        """Let messages that no client was sent come again in the background, as the same attempt, after a second."""
+        if handles:
+            self._in_background(self._give_back(name, keys, handles, why, {"begun": False}))
 
     async def stop(self) -> None:
         """Wait until what is given back is given back, if that takes no longer than STOPS_WITHIN_S."""
@@ -118,11 +125,10 @@ class Claiming:
         task.add_done_callback(self._give_backs.discard)
 
     async def _give_back(
-        self, name: str, keys: ApiKeys, handles: Sequence[str], why: str, retry_after_s: float | None
+        self, name: str, keys: ApiKeys, handles: Sequence[str], why: str, how: Mapping[str, Any]
     ) -> None:
-        after = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
         with contextlib.suppress(CallRefused):
-            await self.settle(name, keys, "nack", handles, error=why, **after)
+            await self.settle(name, keys, "nack", handles, error=why, **how)
 
     async def _give_back_claimed(
         self,
@@ -144,4 +150,5 @@ class Claiming:
                 # The caller has released what it knew of.
                 buffered.release()
             if handles:
-                await self._give_back(name, keys, handles, "the consumer left before it got the message", 0)
+                why = "the consumer left before it got the message"
+                await self._give_back(name, keys, handles, why, {"begun": False})

@@ -24,7 +24,7 @@ from app.rocketmq.protocol.service_pb2 import (
     ReceiveMessageRequest,
     ReceiveMessageResponse,
 )
-from app.rocketmq.receiving import ClaimedDelivery, delivered
+from app.rocketmq.receiving import delivered
 from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Shape, Subscriptions
@@ -80,15 +80,18 @@ class Consuming:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
             return
         handles = [one.handle for one in claimed]
-        left, whole = list(claimed), False
+        # How many messages were passed on, the last of them perhaps in vain, and how many were read.
+        passed, read, whole = 0, 0, False
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
         try:
             if request.auto_renew:
                 self._renewals.hold(handles, call.client_id, name, call.keys, held_s)
             yield ReceiveMessageResponse(status=OK_STATUS)
             for one in claimed:
+                # Also before its translation: one that fails there must use up its attempts.
+                passed += 1
                 yield ReceiveMessageResponse(message=delivered(one, resource, held_s))
-                left.pop(0)
+                read += 1
             end = ReceiveMessageResponse()
             end.delivery_timestamp.GetCurrentTime()
             yield end
@@ -97,7 +100,7 @@ class Consuming:
             if not whole:
                 # A client drops what it read of an answer without an end. That lapses.
                 self._renewals.settled(handles)
-                self._give_back(name, call, left)
+                self._give_back(name, call, handles[read:passed], handles[passed:])
 
     async def acknowledge(self, request: AckMessageRequest, call: ClientCall) -> AckMessageResponse:
         """Acknowledge messages. Raises CallRefused."""
@@ -183,10 +186,11 @@ class Consuming:
                 self._renewals.settled([handle])
         return [OK_STATUS if refused is None else refused.status for refused in refusals]
 
-    def _give_back(self, name: str, call: ClientCall, left: Sequence[ClaimedDelivery]) -> None:
+    def _give_back(self, name: str, call: ClientCall, passed: Sequence[str], unsent: Sequence[str]) -> None:
         """Let messages come again that were claimed for a client which no longer reads."""
-        handles = [one.handle for one in left]
-        self._claiming.give_back(name, call.keys, handles, "the consumer left before it got the message")
+        why = "the consumer left before it got the message"
+        self._claiming.give_back(name, call.keys, passed, why)
+        self._claiming.give_back_unsent(name, call.keys, unsent, why)
 
 
 def _held_s(request: ReceiveMessageRequest) -> float | None:

@@ -127,8 +127,8 @@ class Pulling:
             return _nothing(call, offset)
         # If the client left the group or the topic meanwhile, no consumer works on them, and renewals would hold them.
         if not (call.connection.takes_answers and client.still_has(queue)):
-            handles = [one.handle for one in claimed]
-            self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer did not get the answer")
+            handles, why = [one.handle for one in claimed], "the consumer left before it got the message"
+            self._claiming.give_back_unsent(queue.subscription, client.keys, handles, why)
             return _nothing(call, offset)
         return self._found(call, client, queue, claimed)
 
@@ -158,7 +158,7 @@ class Pulling:
                 continue
             held.append(HeldDelivery(offset + len(held), position, message_id_of(one), one.handle, one.attempt))
         why = "the gateway could not encode a message of its key before it"
-        self._claiming.give_back(queue.subscription, client.keys, after, why)
+        self._claiming.give_back_unsent(queue.subscription, client.keys, after, why)
         if not held:
             return _nothing(call, offset)
         queue.answer(held, body_bytes)
