@@ -14,7 +14,7 @@ from app.cli.field_changes import changes_of
 from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
-from app.cli.tables import duration, moment, print_fields, print_new_secret, print_table, text
+from app.cli.tables import amount, duration, moment, print_fields, print_new_secret, print_table, text
 
 app = typer.Typer(
     help="Subscriptions: the destinations of committed messages.", no_args_is_help=True, cls=SortedCommands
@@ -143,13 +143,16 @@ def _standing(found: dict[str, Any]) -> tuple[str, str, str, str]:
 
 @app.command("delete")
 def delete(name: SubscriptionName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a subscription. Deliveries in flight are still settled; waiting retries are deleted."""
-    must_agree(
-        f"The subscription {name} will be deleted, with its position in the log and its waiting retries. Go on?",
-        "Nothing was deleted.",
-        yes=yes,
-    )
-    call(url, "DELETE", path_of("subscriptions", name), as_json=as_json)
+    """Delete a subscription. Deliveries in flight are still settled; its retries and dead letters are deleted."""
+    path = path_of("subscriptions", name)
+    if not yes:
+        dead = call(url, "GET", path, as_json=as_json)["dead_letters"]
+        question = (
+            f"The subscription {name} will be deleted, with its position in the log, its waiting retries and its dead "
+            f"letters ({amount(dead)}). Go on?"
+        )
+        must_agree(question, "Nothing was deleted.", yes=yes)
+    call(url, "DELETE", path, as_json=as_json)
 
 
 @app.command("patch")

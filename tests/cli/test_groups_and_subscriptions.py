@@ -118,6 +118,7 @@ def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str, m
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     declined = run("subscriptions", "delete", "points")
     assert (declined.code, "Go on?" in declined.err, "Nothing was deleted." in declined.err) == (1, True, True)
+    assert "its waiting retries and its dead letters (0)" in " ".join(declined.err.split())
     # Without an answer, as in a script.
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert run("subscriptions", "delete", "points").code == 1
