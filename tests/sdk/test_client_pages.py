@@ -127,8 +127,6 @@ class Site:
             name, text = block.split("\n", 1)
             file = place / name.removeprefix("# ")
             file.parent.mkdir(parents=True, exist_ok=True)
-            if file.parent != place:
-                (file.parent / "__init__.py").touch()
             with file.open("a") as out:
                 out.write(text + "\n\n")
 
@@ -219,6 +217,27 @@ async def test_django(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> 
         assert (await site.place_as_the_page_says(2030))["end"] == "recorded"
         await announced_and_asked(api, shop, "shop_order", "shop_points", 2030)
     await asyncio.to_thread(site.run, "django", "test")
+
+
+async def test_django_in_an_app_that_has_migrations(tmp_path: Path) -> None:
+    shop, page = fresh(""), "docs/clients/django.md"
+    settings = {"DJANGO_SETTINGS_MODULE": "settings", "HALFNOTE_URL": "http://127.0.0.1:9", "SHOP_DATABASE": shop}
+    site = Site(page, tmp_path, **settings)
+    migrations = tmp_path / "shop" / "migrations"
+    own = migrations / "0001_halfnote.py"
+    written = own.read_text()
+    own.unlink()
+    await asyncio.to_thread(site.run, "django", "makemigrations", "shop")
+    await asyncio.to_thread(site.run, "django", "migrate")
+    text = (ROOT / page).read_text()
+    [name] = re.findall(r"`shop/migrations/(0002\w+\.py)`", text)
+    [dependencies] = re.findall(r"`(dependencies = .*?)`", text)
+    (migrations / name).write_text(written.replace("initial = True", dependencies))
+    await asyncio.to_thread(site.run, "django", "makemigrations", "--check", "shop")
+    await asyncio.to_thread(site.run, "django", "migrate")
+    with closing(psycopg.connect(shop)) as connection:
+        tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'public'")}
+    assert {"shop_order", "shop_points", "halfnote_barrier", "halfnote_inbox"} <= tables
 
 
 @asynccontextmanager

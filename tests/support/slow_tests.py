@@ -385,7 +385,14 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_unknown_ids_and_gone_days",
         "test_what_a_person_did_is_on_the_timeline",
     ),
-    "sdk/test_client_pages.py": ("test_asyncpg", "test_django", "test_fastapi", "test_flask", "test_sqlalchemy"),
+    "sdk/test_client_pages.py": (
+        "test_asyncpg",
+        "test_django",
+        "test_django_in_an_app_that_has_migrations",
+        "test_fastapi",
+        "test_flask",
+        "test_sqlalchemy",
+    ),
     "sdk/test_docs.py": ("test_ledgers",),
     "sdk/test_killed_producers.py": (
         "test_a_stored_order_is_never_rolled_back_by_a_check[forgotten-None]",
