@@ -361,7 +361,8 @@ class ReplayOver(Problem):
 class ReplayRunning(Problem):
     """A replay of the same messages to this subscription runs already: `replay_id`, up to the offset `until`.
 
-    Another one would send each of them twice. Wait for its end, or cancel it.
+    Another one would send each of them twice. Wait for its end, or cancel it. A replay that has read its part of the
+    log, and only waits for retries, refuses another one for 10 minutes after its beginning; later both send what waits.
     """
 
     status, slug, title = 409, "replay-running", "The same replay is running"

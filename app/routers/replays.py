@@ -63,8 +63,9 @@ async def post_replay(
     """Send the matching messages of a part of the log to this subscription again, beside its live delivery.
 
     Messages keep their ids, and `halfnote-replay` names the replay. A replay has its own retries and dead letters,
-    keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once, and none
-    twice: a repeated request is refused as long as its first replay runs (`replay-running`). Without `until`, one with
+    keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once. The same
+    request is refused (`replay-running`) while its first replay reads the log, and in any case for 10 minutes after its
+    beginning if it still runs; later a repeated one also sends what the first still retries. Without `until`, one with
     the same `from` and filters is the same. The scope of a subscriber's key must include every topic of the
     subscription. With `dry_run` nothing is sent: the answer has the part and how many messages match.
     """

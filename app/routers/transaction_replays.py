@@ -68,7 +68,8 @@ async def replay_transaction(
 
     Messages keep their ids, and `halfnote-replay` names the replay. A message that was never delivered, because the
     subscription is newer or was changed, is sent as well. One that is still waiting is delivered twice. A paused
-    subscription gets it when it is resumed. A repeated request is refused as long as its first replay runs.
+    subscription gets it when it is resumed. A repeated request is refused as by `POST
+    /subscriptions/{name}/replay`.
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:

@@ -20,9 +20,6 @@ order by replay_id
 COLUMNS = """replay_id, subscription_id, after, until, "offset", filters, state, actor, reason, created_at, moved_at,
   ended_at"""
 
-# How long a request that is repeated after a lost answer may be late.
-REPEATED_WITHIN = "10 minutes"
-
 # The caller has locked the subscription's row, so that two requests cannot count at the same time. Served by
 # replay_running.
 START = f"""
