@@ -39,13 +39,8 @@ class BreakerControl:
 
     @property
     def open(self) -> bool:
-        """Whether the destination counts as down."""
-        return self.breaker.open
-
-    @property
-    def probes_only(self) -> bool:
         """Whether only probes may be sent."""
-        return self.breaker.probes_only
+        return self.breaker.open
 
     @property
     def has_changes(self) -> bool:
@@ -58,7 +53,7 @@ class BreakerControl:
         return self._changes[: self._settling]
 
     def probe_room(self, ready: Sized, in_flight: int, now: datetime) -> int:
-        """Return how many retries may be claimed as probes: one if a probe is due and it is the retries' turn."""
+        """Return how many retries an open breaker may claim: one if a probe is due and it is the retries' turn."""
         due = not in_flight and not self.breaker.wait(now)
         return int(due and self.breaker.prefers_retries(ready))
 
@@ -74,10 +69,6 @@ class BreakerControl:
         if opened:
             self._changed(None, now)
         return opened
-
-    def asked_to_wait(self, message: Outgoing, retry_after_s: float, now: datetime) -> bool:
-        """Note that the destination asked for a pause; return whether only probes may be sent."""
-        return self.breaker.asked_to_wait((message.transaction_id, message.position), retry_after_s, now)
 
     def succeeded(self, now: datetime) -> bool:
         """Note that the destination answered; return whether this closed the breaker."""

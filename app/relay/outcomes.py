@@ -5,7 +5,7 @@ from datetime import datetime
 from operator import attrgetter
 
 from app.delivery import Delivered, Failed, Outcome, Refused
-from app.policy.delivery_retry import Decision, Disable, TryAgain, decide
+from app.policy.delivery_retry import Disable, decide
 from app.relay.breaker_control import BreakerControl
 from app.relay.delivery_results import ages_s, jitter, log_failure, note_of, returned, settlement_of, taken_from
 from app.relay.expiry import Expiry
@@ -18,7 +18,7 @@ from app.relay.window import UNSETTLED_BYTES, Window
 from app.store.relay.log import Outgoing
 from app.store.relay.results import DEAD, DELIVERED, NOTE, RETRY, Settlement
 from app.store.subscriptions.subscriptions import Subscription
-from app.verdicts import DeadLetterReason, DeliveryOutcome, SubscriptionState
+from app.verdicts import DeadLetterReason, SubscriptionState
 
 # Nothing more is sent while this many outcomes wait for their settle: at least the first, else the second times what
 # is sent at once.
@@ -105,17 +105,17 @@ class StreamOutcomes:
             self._finish(taken_from(message, outcome, sent_at))
             return
         self.rates.failed += 1
-        if isinstance(outcome, Failed) and self._breaker.open:
-            self._breaker.failed(message, outcome, now)
-            self._probe_failed(message, outcome, sent_at, now)
-            return
-        decision = self._decide(message, outcome, sent_at, now)
         if isinstance(outcome, Failed):
-            self._note_failure(message, outcome, decision, now)
+            was_open = self._breaker.open
+            if self._breaker.failed(message, outcome, now):
+                self._breaker_opened(now)
+            if was_open:
+                self._probe_failed(message, outcome, sent_at, now)
+                return
         elif isinstance(outcome, Refused):
             # The destination answered; the failure is this message's alone.
             self._destination_answered(now)
-        self._failed(message, outcome, decision, sent_at, now)
+        self._failed(message, outcome, sent_at, now)
 
     # What the stream does with messages that are not sent
 
@@ -181,8 +181,8 @@ class StreamOutcomes:
         self._delivered.inc(self._newly_delivered)
         self._new_durations_s, self._newly_delivered = [], 0
 
-    def _decide(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> Decision:
-        return decide(
+    def _failed(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
+        decision = decide(
             outcome,
             used=message.used,
             first_at=message.first_at or sent_at,
@@ -190,19 +190,6 @@ class StreamOutcomes:
             now=now,
             jitter=jitter(),
         )
-
-    def _note_failure(self, message: Outgoing, outcome: Failed, decision: Decision, now: datetime) -> None:
-        """Pass a failure to the breaker. A destination that asks for a pause is not down, for as long as it may ask."""
-        if not (isinstance(decision, TryAgain) and decision.what is DeliveryOutcome.POSTPONED):
-            if self._breaker.failed(message, outcome, now):
-                self._send_probes_only(now)
-        # Without a status the message was not sent.
-        elif outcome.status is not None and self._breaker.asked_to_wait(message, outcome.retry_after_s or 0, now):
-            self._send_probes_only(now)
-
-    def _failed(
-        self, message: Outgoing, outcome: Outcome, decision: Decision, sent_at: datetime, now: datetime
-    ) -> None:
         if isinstance(decision, Disable):
             self.disabled_reason = decision.reason
         settlement = settlement_of(message, outcome, decision, sent_at, now)
@@ -230,12 +217,11 @@ class StreamOutcomes:
         log_failure(name, settlement)
 
     def _destination_answered(self, now: datetime) -> None:
-        limited = self._breaker.breaker.limited
-        if self._breaker.succeeded(now) or limited:
+        if self._breaker.succeeded(now):
             self.reclaim = True
             self.buffer.request_turn()
 
-    def _send_probes_only(self, now: datetime) -> None:
+    def _breaker_opened(self, now: datetime) -> None:
         # Claimed messages would wait for long; each probe claims one for itself.
         for message in self._queue.remove_claimed():
             self.put_back([message, *self._queue.postponed(message)])

@@ -38,7 +38,7 @@ class SenderOwner(Protocol):
         """Note that nothing is in flight any more."""
 
     def probe_due(self) -> None:
-        """Note that the breaker allows a probe now."""
+        """Note that an open breaker allows a probe now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Sender:
 
     def _retry(self) -> None:
         self._timer = None
-        if self._breaker.probes_only:
+        if self._breaker.open:
             self._owner.probe_due()
         self.fill()
 
@@ -126,11 +126,11 @@ class Sender:
         if not ready or self._stopped or now >= self.lease_until or not self._owner.may_send(now):
             return []
         most = min(len(ready), self.destination.batch_max)
-        if self._breaker.probes_only:
+        if self._breaker.open:
             most = self._probe_room(now)
         if self.pacer is not None and most:
             most = self._paced(self.pacer, most)
-        if most and self._breaker.probes_only:
+        if most and self._breaker.open:
             self._breaker.probing(now)
         self.in_flight += most
         return [ready.popleft() for _ in range(most)]

@@ -106,12 +106,12 @@ class Stream:
     def claimant(self, now: datetime) -> Claimant | None:
         """Return how many retries the stream can take: half of its slots, so that new messages have the others.
 
-        If only probes may be sent: one, when a probe is due and it is the retries' turn. None if there is no room.
+        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room.
         """
         if not (self._reads and self.outcomes.sends):
             return None
         most, rate = (self._limit + 1) // 2, self.subscription.rate_per_s
-        if self.breaker.probes_only:
+        if self.breaker.open:
             most = self.breaker.probe_room(self.queue.ready, self.sender.in_flight, now)
         elif rate is not None:
             most = min(most, max(1, int(rate)))

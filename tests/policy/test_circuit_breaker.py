@@ -5,15 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.policy.circuit_breaker import (
-    FIRST_PROBE,
-    LONGEST_PAUSE,
-    LONGEST_PROBE,
-    LONGEST_RETRY_AFTER,
-    MESSAGES,
-    UNREACHABLE,
-    Breaker,
-)
+from app.policy.circuit_breaker import FIRST_PROBE, LONGEST_PROBE, LONGEST_RETRY_AFTER, MESSAGES, UNREACHABLE, Breaker
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
@@ -88,36 +80,6 @@ def test_the_destination_may_ask_for_a_longer_rest_but_not_for_any() -> None:
     assert breaker.wait(NOW) == LONGEST_RETRY_AFTER
     fail(breaker, 1)
     assert breaker.wait(NOW) <= LONGEST_PROBE
-
-
-def test_a_destination_that_asks_for_pauses_is_probed_after_each_and_is_not_down() -> None:
-    breaker = Breaker()
-    for message in range(MESSAGES - 1):
-        assert not breaker.asked_to_wait(message, 120, NOW)
-        assert not breaker.asked_to_wait(message, 120, NOW)
-    assert breaker.asked_to_wait(MESSAGES, 120, NOW)
-    assert breaker.probes_only
-    assert not breaker.open
-    assert breaker.wait(NOW) == timedelta(seconds=120)
-    # A failure of a message that was in flight does not make the pause shorter.
-    fail(breaker, 1)
-    assert breaker.wait(NOW) == timedelta(seconds=120)
-    at = NOW + timedelta(seconds=120)
-    assert not breaker.wait(at)
-    breaker.probing(at)
-    assert breaker.asked_to_wait(1, 1e6, at)
-    assert breaker.wait(at) == LONGEST_PAUSE
-    assert not breaker.wait(at - timedelta(hours=1))
-    assert not breaker.succeeded()
-    assert not breaker.probes_only
-
-
-def test_a_destination_that_is_probed_without_success_opens_it_if_it_fails_otherwise() -> None:
-    breaker = Breaker()
-    for message in range(MESSAGES):
-        breaker.asked_to_wait(message, 3600, NOW)
-    assert [fail(breaker, message) for message in range(MESSAGES)] == [False] * (MESSAGES - 1) + [True]
-    assert breaker.wait(NOW) == FIRST_PROBE
 
 
 def test_a_clock_that_stepped_back_puts_no_probe_off() -> None:
