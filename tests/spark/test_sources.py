@@ -383,6 +383,25 @@ def test_rules_over_frames_without_rows_have_looked_without_a_plan(
     assert asked - planned == compared | {"retry_overdue", "delivery_late", "fewer_than_usual"}
 
 
+def test_only_a_frame_without_files_is_known_to_have_no_rows(
+    spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path
+) -> None:
+    fill_day(dsn, day, 3)
+    other.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+        "select 1, transaction_id, 0, \"offset\", 'order', 2, now() from outbox limit 1"
+    )
+    with open_snapshot(dsn) as snapshot:
+        read(spark, snapshot, day, tmp_path)
+    described = json.loads((tmp_path / "frames.json").read_text())
+    assert described["rows"]["delivery_retry"] == 1
+    described["rows"] |= {"delivery_retry": 0}
+    (tmp_path / "frames.json").write_text(json.dumps(described))
+    f = frames_from_parquet(spark, str(tmp_path))
+    assert "delivery_retry" not in f.nothing
+    assert {"dead_letter", "never_due"} <= f.nothing
+
+
 def test_a_day_that_was_closed_left_no_receipts_meanwhile(dsn: str, day: date, other: Connection) -> None:
     add_day(dsn, day)
     begun = datetime(day.year, day.month, day.day, tzinfo=UTC)
