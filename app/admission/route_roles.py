@@ -48,7 +48,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/replay"): PEOPLE,
-    ("POST", "/transactions/check"): PEOPLE_AND_PRODUCERS,
+    ("POST", "/transactions/check"): PEOPLE,
     ("POST", "/transactions/verdict"): PEOPLE,
     ("POST", "/transactions/reissue"): PEOPLE,
     ("GET", "/topics"): READERS_AND_BOTH,

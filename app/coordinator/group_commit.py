@@ -272,8 +272,9 @@ class GroupCommitLane(Generic[R, Outcome]):
                 self._drop()
                 raise Unconfirmed(str(error)) from error
             if error.sqlstate in READ_ONLY:
-                # After a failover the address may reach another server, and a session may keep a read-only default.
-                self._drop()
+                # After a failover the address may reach another server, and a session may keep a read-only default. Its
+                # backend is idle, and ends by itself.
+                self._drop(is_idle=True)
             raise
         except BROKEN as error:
             self._drop()
@@ -301,11 +302,15 @@ class GroupCommitLane(Generic[R, Outcome]):
             if not isinstance(error, BROKEN):
                 log.error("lane_cannot_connect", exc_info=error)
             raise _unreachable() from error
-        if self._stopped:
+        try:
+            if self._dropped and not self._stopped:
+                await self._end_dropped(connection)
+            if self._stopped:
+                raise _stopping()
+        except BaseException:
+            # The lane has no other reference to it.
             connection.terminate()
-            raise _stopping()
-        if self._dropped:
-            await self._end_dropped(connection)
+            raise
         self._connection = connection
         connection.add_log_listener(self._note_warning)
         return connection
@@ -313,25 +318,24 @@ class GroupCommitLane(Generic[R, Outcome]):
     async def _end_dropped(self, asking: Connection) -> None:
         """End the backends of the connections that the lane gave up. Raises DatabaseUnavailable.
 
-        A backend does not notice that its client is gone. One that waits for a synchronous standby is left: to end the
-        wait would show a commit that the standby lacks. Without a limit each flush would leave one, until the server
-        has no connection left.
+        A backend does not notice that its client is gone. One whose commit may wait for a synchronous standby is left.
+        Without a limit each flush would leave one, until the server has no connection left.
         """
         try:
             async with asyncio.timeout(END_WITHIN_S):
                 self._dropped = await end_backends(asking, self._dropped)
         except asyncpg.PostgresError as error:
+            if asking.is_closed():
+                raise _unreachable() from error
             # Such as a missing right. The lane works all the same.
             log.warning("backends_not_ended", backends=len(self._dropped), error=str(error))
             self._dropped = []
         except BROKEN as error:
-            asking.terminate()
             raise _unreachable() from error
         if len(self._dropped) >= WAITING_FOR_STANDBY_MAX:
-            asking.terminate()
             raise DatabaseUnavailable(
-                "Commits wait for a synchronous standby that does not answer, and nothing of this was stored; "
-                "repeat later.",
+                "Commits wait in the database, as for a synchronous standby that is gone. Nothing of this request was "
+                "stored; repeat later.",
                 retry_after_s=RETRY_AFTER_S,
             )
 
@@ -340,10 +344,11 @@ class GroupCommitLane(Generic[R, Outcome]):
         if getattr(message, "severity_en", None) == "WARNING" and getattr(message, "sqlstate", "") == "01000":
             self._warning = str(getattr(message, "message", "warning"))
 
-    def _drop(self) -> None:
+    def _drop(self, *, is_idle: bool = False) -> None:
         if self._connection is not None:
             self._connection.terminate()
-            self._dropped.append(self._connection)
+            if not is_idle:
+                self._dropped.append(self._connection)
             self._connection = None
 
     def _is_connected(self) -> bool:

@@ -27,11 +27,17 @@ class Backend:
 
 BACKENDS = RowArrays(Column("pid", "int"), Column("began_at", "timestamptz"))
 
-# `terminated` is null for one that is left.
+# What a backend waits for that is surely not committing: a lock, its client, a sleep.
+NOT_COMMITTING = "('Lock', 'Client', 'Timeout')"
+# `terminated` is null for one that is left. One that has written and works may be anywhere in its commit. To end it
+# there would end its wait for a synchronous standby, now or as soon as that wait begins. A pooler may have given the
+# backend of a closed connection to this session.
 END = f"""
-select b.n::int, case when a.wait_event is distinct from 'SyncRep' then pg_terminate_backend(a.pid) end as terminated
+select b.n::int, case when a.state is distinct from 'active' or a.backend_xid is null
+    or a.wait_event_type in {NOT_COMMITTING} then pg_terminate_backend(a.pid) end as terminated
 from {BACKENDS.unnest("b", ordinality="n")}
 join pg_stat_activity a on a.pid = b.pid and a.backend_start = b.began_at
+where a.pid <> pg_backend_pid()
 """  # noqa: S608 -- constants
 
 _known: WeakKeyDictionary[Connection, Backend] = WeakKeyDictionary()
@@ -43,10 +49,10 @@ def note_backend(connection: Connection, backend: Backend) -> None:
 
 
 async def end_backends(asking: Connection, connections: Sequence[Connection]) -> list[Connection]:
-    """End the backends of other connections; return the connections whose backends wait for a synchronous standby.
+    """End the backends of other connections; return the connections whose backends may be committing.
 
-    These are left: their database transaction is committed here and not yet there, and to end the wait would show it to
-    all. What a standby does not have, a failover loses.
+    These are left. A commit may wait for a synchronous standby: it is on disk here and not yet there, and to end the
+    wait would show it to all. What a standby does not have, a failover loses.
     """
     known = [(one, _known[one]) for one in connections if one in _known]
     rows = await asking.fetch(END, *BACKENDS.arrays([backend for _, backend in known]))

@@ -30,6 +30,9 @@ FAILED = "failed"
 WRITTEN_LATER = timedelta(minutes=10)
 # Longer than a step can lag behind in deleting the rows that belong to a removed day.
 GONE_LATELY = timedelta(days=2)
+# From the removal of a day until its findings are resolved. A run that had read the day writes them later, and they are
+# to be announced first.
+RESOLVED_AFTER = timedelta(days=1)
 # How long the rate limit of a cause is kept after its last operational message.
 ANNOUNCED_KEPT = timedelta(days=45)
 # Upkeep's waits block no other session. They end by timeout, so that a stop does not wait for them.
@@ -134,9 +137,8 @@ async def clear_leftovers(connection: Connection, now: datetime) -> None:
     for table in orphans.OF_GONE_DAYS:
         while await orphans.clear_gone_days(connection, table, now - GONE_LATELY) == orphans.AT_ONCE:
             pass
-    # No run reads a removed day again, so no run resolves its findings. A run that read the day before its removal may
-    # write them later; then the next turn resolves them.
-    for day in await orphans.gone_days_with_findings(connection):
+    # No run reads a removed day again, so no run resolves its findings.
+    for day in await orphans.gone_days_with_findings(connection, now - RESOLVED_AFTER):
         while await orphans.resolve_findings(connection, day, now) == orphans.AT_ONCE:
             pass
     for table in orphans.OF_DELETED_SUBSCRIPTIONS:

@@ -25,7 +25,7 @@ from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.deliveries import differing_checkpoints
 from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
-from spark.transforms.identity import broken_audit, differing_subscriptions
+from spark.transforms.identity import broken_audit, differing_subscriptions, verdicts_without_evidence
 from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
@@ -135,8 +135,8 @@ def _findings(
 
 
 def _of_no_rows(f: Frames, sla_s: float) -> DataFrame | None:
-    """Return the findings of a day without rows, or None: what is absent, and what audit, subscriptions and checkpoints
-    show."""
+    """Return the findings of a day without rows, or None: what is absent, and what the audit, subscriptions and
+    checkpoints show."""
     found = [frame_of(f)] if f.absent else []
     if f.rows.get("subscription_version", 1) and not (of_them := differing_checkpoints(f, sla_s)).isEmpty():
         found.append(of_them)
@@ -144,6 +144,8 @@ def _of_no_rows(f: Frames, sla_s: float) -> DataFrame | None:
         found.append(broken_audit(f))
     if f.differing_subscription is not None and not f.differing_subscription.isEmpty():
         found.append(differing_subscriptions(f))
+    if f.without_evidence is not None and not f.without_evidence.isEmpty():
+        found.append(verdicts_without_evidence(f))
     return reduce(DataFrame.unionByName, found) if found else None
 
 

@@ -76,8 +76,8 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 
-# Compared also for a day without any row.
-_OF_NO_DAY = frozenset({"audit_broken", "differing_subscription"})
+# Compared also for a day without any row. The audit may have acts on transactions of the day.
+_OF_NO_DAY = frozenset({"audit_broken", "differing_subscription", "without_evidence"})
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.

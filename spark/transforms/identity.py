@@ -39,14 +39,19 @@ def times_disagree(j: Joined) -> DataFrame:
 
 def verdict_unproven(j: Joined) -> DataFrame:
     """A verdict lacks the evidence of its source, or evidence has no such verdict: see spark/sources/verdicts.py."""
-    found = j.whole.without_evidence
+    return verdicts_without_evidence(j.whole)
+
+
+def verdicts_without_evidence(f: Frames) -> DataFrame:
+    """Return the findings of `verdict_unproven`: on a day without rows, acts on transactions that are gone."""
+    found = f.without_evidence
     assert found is not None
     columns = ("verdict", "source", "answers", "differs")
     by_transaction = found.groupBy("transaction_id", "producer_group")
     first = by_transaction.agg(F.min(F.struct("differs", "verdict", "source", "answers")).alias("first"))
     return findings(
         first.select("transaction_id", "producer_group", "first.*"),
-        j.day,
+        f.day,
         "verdict_unproven",
         "transaction_id",
         *columns,

@@ -44,7 +44,7 @@ MAY = {
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n n",
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): "n n y y n n",
     ("POST", "/transactions/{transaction_id:uuid}/replay"): "n n y y n n",
-    ("POST", "/transactions/check"): "o n y y n n",
+    ("POST", "/transactions/check"): "n n y y n n",
     ("POST", "/transactions/verdict"): "n n y y n n",
     ("POST", "/transactions/reissue"): "n n y y n n",
     ("GET", "/topics"): "y y y y n y",
@@ -179,7 +179,7 @@ def test_a_route_that_no_rule_could_be_given_to_is_refused() -> None:
 # A producer's requests are recorded with its transactions, not in the audit.
 SENT = {("POST", path) for path in ENDPOINTS}
 SENT |= {("POST", f"/producer-groups/{{name}}/checks/{act}") for act in ("claim", "answers")}
-SENT |= {("POST", "/transactions/{transaction_id:uuid}/check"), ("POST", "/transactions/check")}
+SENT |= {("POST", "/transactions/{transaction_id:uuid}/check")}
 # Of consumers: what they do is in the receipts and attempts.
 CONSUMED = {("POST", f"/subscriptions/{{name}}/{action}") for action in ("claim", "ack", "nack", "extend", "reject")}
 # The resource has this state already, so nothing changes and nothing is audited.

@@ -18,6 +18,7 @@ from app.ids import uuid7
 from app.loops import gauges
 from app.retention import day_holders
 from app.retention import loop as retention_loop
+from app.retention.loop import RESOLVED_AFTER
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
@@ -834,8 +835,13 @@ async def test_reissue_links_of_a_gone_day_are_removed(
 async def test_findings_of_a_gone_day_are_resolved(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
-    """No run can read the day again, so no run would resolve them. Also those that a run wrote after the removal."""
+    """No run can read the day again, so no run would resolve them. Also those that a run wrote after the removal.
+
+    What is broken in the audit is of no day: the proof would report it again.
+    """
     await find_many(db, "verdict_refused", 3, DAY)
+    await find(db, "audit_broken", "head", DAY)
+    await find(db, "subscription_differs", "points", DAY, detail='{"differs": "state, audit without change: pause"}')
     await find(db, "parked", "resolved by a run", DAY)
     await resolve(db, "resolved by a run", run_id=2)
     stored = DAY + timedelta(days=8)
@@ -847,21 +853,25 @@ async def test_findings_of_a_gone_day_are_resolved(
     assert metric(runtime, 'halfnote_reconciliation_days{state="provisional"}') == 1
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).state == "gone"
-    later = NOW + timedelta(minutes=1)
+    await retention_loop.step(runtime, NOW + RESOLVED_AFTER - timedelta(minutes=1))
+    assert (await client.get("/reconciliation")).json()["open"]["verdict_refused"] == 3
+    later = NOW + RESOLVED_AFTER + timedelta(minutes=1)
+    await retention_loop.step(runtime, later)
     await gauges.step(runtime, later)
     assert metric(runtime, 'halfnote_reconciliation_findings{kind="verdict_refused"}') == 0
     assert metric(runtime, 'halfnote_reconciliation_findings{kind="parked"}') == 1
     assert metric(runtime, 'halfnote_reconciliation_days{state="provisional"}') == 0
     assert metric(runtime, 'halfnote_reconciliation_days{state="final"}') == 1
     shown = (await client.get("/reconciliation")).json()
-    assert (shown["open"], shown["provisional"], shown["final"]) == ({"parked": 1}, 0, 1)
+    left = {"parked": 1, "audit_broken": 1, "subscription_differs": 1}
+    assert (shown["open"], shown["provisional"], shown["final"]) == (left, 0, 1)
     items = (await client.get("/findings", params={"state": "resolved"})).json()["items"]
     assert [(one["kind"], one.get("resolved_run")) for one in items] == [("verdict_refused", None)] * 3 + [
         ("parked", 2)
     ]
     await find(db, "half_stuck", "of a late run", DAY)
     await retention_loop.step(runtime, later)
-    assert (await client.get("/reconciliation")).json()["open"] == {"parked": 1}
+    assert (await client.get("/reconciliation")).json()["open"] == left
 
 
 @pytest.mark.parametrize("generic", [False, True])
@@ -875,7 +885,7 @@ async def test_open_findings_of_gone_days_are_found_by_their_index(db: Connectio
     await find_many(db, "parked", 20, date(2020, 1, 2))
     await db.execute("vacuum analyze finding")
     await db.execute("vacuum analyze day")
-    found = await scans(db, orphans.GONE_WITH_FINDINGS, [], [], generic=generic)
+    found = await scans(db, orphans.GONE_WITH_FINDINGS, ["timestamptz"], [NOW + timedelta(days=9)], generic=generic)
     assert {one.index for one in found if one.table == "finding"} == {"finding_open"}
     assert sum(one.rows for one in found) <= 10
     resolved = [date(2020, 1, 2), NOW]

@@ -67,15 +67,6 @@ async def test_a_producer_asks_for_checks_of_its_own_groups(start: Callable[...,
     assert (unknown.status_code, unknown.content) == (refused.status_code, refused.content)
     assert not await due(db, foreign)
 
-    await later(db, own)
-    many = {"state": "in_doubt", "dry_run": False}
-    answer = await client.post("/transactions/check", json={**many, "producer_group": "shop"}, headers=headers)
-    assert (answer.json()["transaction_ids"], answer.json()["changed"]) == ([str(own)], 1)
-    assert await due(db, own)
-    refused = await client.post("/transactions/check", json={**many, "producer_group": "bank"}, headers=headers)
-    assert (refused.status_code, refused.json()["missing"]) == (403, {"groups": "bank"})
-    assert not await due(db, foreign)
-
     end = {"transaction_id": str(own), "producer_group": "shop", "verdict": "commit"}
     assert (await client.post("/end", json=end, headers=headers)).status_code == 200
     decided = await client.post(f"/transactions/{own}/check", headers=headers)

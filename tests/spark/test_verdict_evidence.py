@@ -1,5 +1,6 @@
 """Verdicts are compared with the evidence of their sources in Postgres, while a day is read."""
 
+import io
 import json
 from pathlib import Path
 from typing import LiteralString
@@ -8,8 +9,11 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.engine.progress import Progress
 from spark.postgres.connections import open_snapshot
+from spark.proof.prove_day import ReadDay, prove
 from spark.sources import scan
+from spark.sources.frames import frames_from_postgres
 from spark.sources.verdicts import write_without_evidence
 from tests.spark.days import days_ago, fill_day, rows
 
@@ -212,3 +216,23 @@ def test_a_group_whose_policy_was_changed_since_is_judged_by_the_lower_number(
     assert found(spark, day, tmp_path / "lower") == {}
     rows(day, "update producer_group set max_checks = 15 returning 1")
     assert found(spark, day, tmp_path / "higher") == {str(row["id"]): "answers"}
+
+
+def test_acts_on_transactions_that_are_gone_are_found_on_a_day_without_rows(
+    spark: SparkSession, day: str, tmp_path: Path
+) -> None:
+    """Nothing else would show that the day had a transaction that a person decided."""
+    [victim, *_] = [str(row["id"]) for row in rows(day, "select transaction_id as id from op order by 1")]
+    with psycopg.connect(day) as db:
+        db.execute(
+            "insert into audit (at, actor, what, target, detail) "
+            "values (now(), 'ann', 'transaction.verdict', %s, '{}')",
+            (victim,),
+        )
+        db.execute("truncate half, op, outbox, receipt, attempt, checkpoint")
+    with open_snapshot(day) as snapshot:
+        snapshot.lock([days_ago(3)])
+        progress = Progress(stream=io.StringIO())
+        read = frames_from_postgres(spark, snapshot, days_ago(3), str(tmp_path / "read"), progress)
+    proved = prove(spark, ReadDay(read, {}), str(tmp_path), progress, sla_s=3600.0, margin_s=3600)
+    assert [row.subject for row in proved.findings.collect() if row.kind == "verdict_unproven"] == [victim]

@@ -173,7 +173,7 @@ async def test_a_missing_standby_takes_few_connections(own_server: OwnServer) ->
                 await lanes.half.enqueue(given_up[-1])
     refused = new_half()
     for _ in range(3):
-        with pytest.raises(DatabaseUnavailable, match="wait for a synchronous standby"):
+        with pytest.raises(DatabaseUnavailable, match="Commits wait in the database"):
             await lanes.half.enqueue(refused)
     assert await db.fetchval(waiting) == WAITING_FOR_STANDBY_MAX
     assert await db.fetchval("select count(*) from half where transaction_id = $1", refused.transaction_id) == 0

@@ -83,12 +83,16 @@ with recursive opened as (
     select f.day from finding f where f.resolved_at is null and f.day > o.day order by f.day limit 1
   ) n
 )
-select o.day from opened o where exists (select from day d where d.day = o.day and d.state = 'gone' offset 0)
+select o.day from opened o
+where exists (select from day d where d.day = o.day and d.state = 'gone' and d.changed_at < $1 offset 0)
 """
-# Served by finding_open. Rows that a run or an announcement is writing are skipped.
+# Served by finding_open. Rows that a run or an announcement is writing are skipped. What is broken in the audit is of
+# no day and stays: the proof reports it once, for one day, and again if that finding were resolved.
 RESOLVE_FINDINGS = f"""
 update finding set resolved_at = $2 where ctid = any(array(
-  select ctid from finding where day = $1 and resolved_at is null limit {AT_ONCE} for update skip locked
+  select ctid from finding where day = $1 and resolved_at is null and kind <> 'audit_broken'
+    and not (kind = 'subscription_differs' and detail ->> 'differs' ~ '(change without audit|audit without change): ')
+  limit {AT_ONCE} for update skip locked
 ))"""  # noqa: S608 -- a number of ours
 
 
@@ -97,13 +101,13 @@ async def clear_gone_days(connection: Connection, table: str, since: datetime) -
     return _count(await connection.execute(OF_GONE_DAYS[table], since))
 
 
-async def gone_days_with_findings(connection: Connection) -> list[date]:
-    """Return the removed days that have open findings."""
-    return [row["day"] for row in await connection.fetch(GONE_WITH_FINDINGS)]
+async def gone_days_with_findings(connection: Connection, before: datetime) -> list[date]:
+    """Return the days that were removed before a time and have open findings."""
+    return [row["day"] for row in await connection.fetch(GONE_WITH_FINDINGS, before)]
 
 
 async def resolve_findings(connection: Connection, day: date, now: datetime) -> int:
-    """Resolve up to AT_ONCE open findings of a day; return how many."""
+    """Resolve up to AT_ONCE open findings of a day, but for those of the audit; return how many."""
     return _count(await connection.execute(RESOLVE_FINDINGS, day, now))
 
 
