@@ -78,9 +78,10 @@ _ROWS = f"""
 # messages than a confirmed one, the others are not confirmed.
 _IS_WHOLE = f"""h.position = 0 and h.is_usual
   and {_has_digest("h.digest", "h.producer_group", "h.message", "h.context_json")}"""
-# Whether the rows of a transaction are all of its messages and have its digest. Aggregates leave out null, so a message
-# without a text must be counted, and a row of which it is not known whether it is usual is not.
-_ARE_WHOLE = f"""count(*) > 1 and min(h.position) = 0 and max(h.position) = count(*) - 1
+# Whether the rows of a transaction are all of its messages and have its digest; only those with a second message are
+# asked. Aggregates leave out null, so a message without a text must be counted, and a row of which it is not known
+# whether it is usual is not.
+_ARE_WHOLE = f"""min(h.position) = 0 and max(h.position) = count(*) - 1
     and count(h.message) = count(*) and bool_and(h.is_usual is true)
     and min(h.producer_group collate "C") = max(h.producer_group collate "C") and {
     _has_digest(
@@ -113,7 +114,9 @@ UNCONFIRMED = f"""
 with unconfirmed as materialized (
   select * from ({_ROWS}) h where ({_IS_WHOLE}) is not true
 ), confirmed as (
-  select h.transaction_id from unconfirmed h group by h.transaction_id having {_ARE_WHOLE}
+  select h.transaction_id from unconfirmed h
+  where exists (select from unconfirmed second where second.transaction_id = h.transaction_id and second.position = 1)
+  group by h.transaction_id having {_ARE_WHOLE}
 )
 select {_columns("h.headers_text", "h.context_text", "h.body_differs")}
 from unconfirmed h

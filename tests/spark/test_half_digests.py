@@ -448,6 +448,17 @@ def test_an_altered_transaction_of_several_messages_is_not_confirmed(db: Connect
     assert unconfirmed(db, altered) == {row.position for row in altered}
 
 
+def test_a_message_before_the_first_and_a_gap_are_not_confirmed(db: Connection) -> None:
+    rows = stored(db, request([*SEVERAL, SEVERAL[0]]))
+    # As many rows as the highest position needs, with their messages in order.
+    changed = [
+        row._replace(position=position, digest=rows[0].digest if position == 0 else None)
+        for row, position in zip(rows, (-1, 0, 1, 3), strict=True)
+    ]
+    assert is_confirmed(db, *rows)
+    assert unconfirmed(db, changed) == {-1, 0, 1, 3}
+
+
 @given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.integers(1, 6), st.integers(0, 1))
 def test_only_all_messages_in_their_order_are_confirmed(
     db: Connection, order: list[int], missing: set[int], number: int, moved: int
