@@ -39,7 +39,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from app.config import MAX_RETENTION_S
 from tests.sdk.coordinators import Scripted
 from tests.sdk.shop import with_driver
 from tests.sdk.sites import SITES, Site, mariadb_database, postgres
@@ -154,7 +153,7 @@ async def test_a_plain_barrier_leaves_the_event_loop_free_while_it_waits(tmp_pat
 
 
 async def test_what_may_have_been_purged_is_not_called_rolled_back(site: Site) -> None:
-    old_s, held_s = timedelta(days=48).total_seconds(), timedelta(seconds=MAX_RETENTION_S, days=1).total_seconds()
+    old_s, held_s = timedelta(days=48).total_seconds(), timedelta(days=46).total_seconds()
     one, two, held = new_id(time.time() - old_s), new_id(), new_id(time.time() - held_s)
     for transaction_id in (one, two, held):
         async with site.local() as local:
@@ -166,7 +165,7 @@ async def test_what_may_have_been_purged_is_not_called_rolled_back(site: Site) -
     assert await site.call(site.barrier.purge) == 0
     assert await check(site, one, age_s=old_s) is UNKNOWN
     assert await check(site, two) is COMMIT
-    # Halfnote removes a day this long after its end, so a transaction from its beginning is a day older.
+    # Halfnote removes a day 45 days after its end, so a transaction from its beginning is a day older.
     assert await check(site, held, age_s=held_s) is COMMIT
     with pytest.raises(ValueError, match="rows must be kept for 47 days"):
         await site.call(site.barrier.purge, timedelta(days=1))

@@ -75,7 +75,7 @@ def test_every_frame_has_its_schema() -> None:
         "found_manifest",
     }
     optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset", "routes", "certified"}
-    optional |= {"absent", "across", "files"}
+    optional |= {"absent", "across", "files", "nothing"}
     optional |= set(schemas.FOUND)
     assert set(Frames.__dataclass_fields__) - optional - {"day", "seen_at", "rules", "rows"} == set(schemas.FRAMES)
 
