@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halfnote.barrier import AsyncBarrier, Barrier
 
 _IDLE = 0
+_IN_TRANSACTION = 2
 log = logging.getLogger("halfnote")
 
 
@@ -98,10 +99,8 @@ async def in_async_psycopg(
     producer: TransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on an AsyncConnection of psycopg. Options as of `transaction()`."""
-    nested, unit = (
-        _in_psycopg_transaction(connection),
-        Unit(around_is_open=partial(_in_psycopg_transaction, connection)),
-    )
+    nested = int(connection.info.transaction_status) != _IDLE
+    unit = Unit(around_is_open=partial(_is_whole, connection))
     begun = connection.transaction()
     async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
@@ -114,18 +113,20 @@ def in_psycopg(
     producer: SyncTransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection of psycopg. Options as of `transaction()`."""
-    nested, unit = (
-        _in_psycopg_transaction(connection),
-        Unit(around_is_open=partial(_in_psycopg_transaction, connection)),
-    )
+    nested = int(connection.info.transaction_status) != _IDLE
+    unit = Unit(around_is_open=partial(_is_whole, connection))
     with in_sync(producer, messages, half, connection, connection.transaction(), unit, nested=nested) as transaction:
         yield transaction
         if producer.barrier is None:
             connection.execute(STANDS)
 
 
-def _in_psycopg_transaction(connection: Any) -> bool:
-    return int(connection.info.transaction_status) != _IDLE
+def _is_whole(connection: Any) -> bool:
+    """Return whether psycopg's transaction is open after the savepoint was rolled back.
+
+    It has failed if the savepoint was none of it, because the code has ended the one before.
+    """
+    return int(connection.info.transaction_status) == _IN_TRANSACTION
 
 
 @contextmanager

@@ -247,6 +247,24 @@ async def test_the_barrier_has_the_outcome_of_a_statement_that_ends_the_database
     assert verdicts(halfnote) == [ends]
 
 
+@pytest.mark.parametrize("works_on", [False, True])
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_the_barrier_has_the_outcome_of_a_statement_of_psycopg(ends: str, works_on: bool, tmp_path: Path) -> None:
+    """The next statement begins another database transaction, which fails at the end of the savepoint."""
+    halfnote = Scripted()
+    with shop_of("psycopg", tmp_path) as shop, producer_of(shop.barrier, halfnote) as producer:
+        with shop.connect() as connection, pytest.raises(LookupError):
+            execute(connection, INSERT.format(1))
+            with producer.begin(ORDER, connection):
+                execute(connection, INSERT.format(2))
+                execute(connection, ends)
+                if works_on:
+                    execute(connection, INSERT.format(3))
+                raise LookupError("no printer")
+        assert shop.numbers() == [1, 2] * (ends == "commit")
+    assert verdicts(halfnote) == [ends]
+
+
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 @pytest.mark.parametrize("name", ["psycopg", "psycopg-new"])
 def test_psycopg_refuses_that_the_code_ends_the_database_transaction(name: str, ends: str, tmp_path: Path) -> None:
