@@ -14,8 +14,9 @@ from app.migrate import migrate
 from tests.support.check_responder import Responder
 from tests.support.load import until
 from tests.support.postgres_copies import execute, is_true
-from tests.support.processes import ROOT, Service
+from tests.support.processes import ROOT
 from tests.support.relay_stepping import order, publish, subscribe
+from tests.system.test_restore_point import served
 
 PAGE = ROOT / "docs" / "operations" / "upgrade.md"
 COPIED = "select not exists (select from pg_subscription_rel where srsubstate <> 'r')"
@@ -24,22 +25,6 @@ COPIED = "select not exists (select from pg_subscription_rel where srsubstate <>
 def shown(language: str) -> list[str]:
     section = PAGE.read_text().partition("\n## A new server by logical replication\n")[2]
     return re.findall(rf"^ *```{language}\n(.*?)^ *```", section, re.DOTALL | re.MULTILINE)
-
-
-class served:
-    """The service on a database, and its client."""
-
-    def __init__(self, data_dir: Path, url: str) -> None:
-        self._service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=url)
-
-    async def __aenter__(self) -> httpx.AsyncClient:
-        await self._service.start()
-        self._client = httpx.AsyncClient(base_url=self._service.url, timeout=60)
-        return self._client
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
-        assert await asyncio.to_thread(self._service.stop) == 0
 
 
 async def act(client: httpx.AsyncClient, receiver: Responder, name: str) -> list[int]:

@@ -118,7 +118,7 @@ class served:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
-        assert self._service.stop() == 0
+        assert await asyncio.to_thread(self._service.stop) == 0
 
 
 async def half(client: httpx.AsyncClient, number: int, **fields: Any) -> str:
