@@ -11,12 +11,15 @@ from psycopg.conninfo import make_conninfo
 
 # JDBC's connections use these statements too (spark/sources/frames.py). Time limits of a role or a database would end
 # the read. With JIT Postgres would compile the expressions of each range of ids, which takes longer than to run them.
+# The readers share the cores already: parallel workers for each range would pass every row through a queue, and double
+# the processor time of Postgres.
 IN_SNAPSHOT = (
     "set transaction isolation level repeatable read, read only",
     "set transaction snapshot '{}'",
     "set local statement_timeout = 0",
     "set local idle_in_transaction_session_timeout = 0",
     "set local jit = off",
+    "set local max_parallel_workers_per_gather = 0",
 )
 # The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
 OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
