@@ -22,14 +22,16 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _MOST_SOCKET_DIR = 64
 
 # A run ends within a minute and does not need short pauses. Compilation of short-lived code took half of it, so the
-# highest tier starts later and compiles only long-running code.
+# highest tier starts later and compiles only long-running code. The classes are Spark's own: checking each before its
+# use takes a tenth of the processor time of a run over a whole day.
 JAVA_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 "
-    "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000"
+    "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000 "
+    "-XX:-UsePerfData -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 # Most code of a run over few rows runs once: starting Spark and planning. The faster compiler is enough for it, and the
-# heap and the space of classes begin at the size that the run needs. The classes are Spark's own; checking each before
-# its use takes a fifth of the run. The first compiler alone would have 48 MB for its code, and stop when they are full.
+# heap and the space of classes begin at the size that the run needs. Checking the classes would take a fifth of it. The
+# first compiler alone would have 48 MB for its code, and stop when they are full.
 JAVA_OPTIONS_SMALL = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -Xms768m -Xmn384m -XX:MetaspaceSize=256m "
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData "
