@@ -343,6 +343,13 @@ WHOLE = {
     "producer_group": PRODUCER_GROUP,
 }
 FRAMES = BIG | OF_DAY | WHOLE
+# Columns of a read's files that no frame has: the search in files compares them (spark/transforms/screen/compared.py).
+ALSO = {
+    "half": _schema("""
+string key
+double deliver_after_s
+""")
+}
 # What the read found; frames.json has the number of rows by these names.
 FOUND = {
     "altered": ALTERED,

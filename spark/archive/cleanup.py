@@ -14,7 +14,7 @@ from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.postgres import audit
 from spark.postgres.connections import Connection
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 
 DAY = "day="
 

@@ -23,7 +23,8 @@ from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty
 from spark.manifest import TABLES, TableManifest
-from spark.sources.frames import frames_from_parquet, root_cause
+from spark.sources.failures import root_cause
+from spark.sources.frames import frames_from_parquet
 
 MANIFEST = "manifest.json"
 # The files that belong to no table: frames.json and the small frames.

@@ -14,7 +14,7 @@ from spark.engine.filesystem import FAILURES, Files, name_of
 from spark.errors import RunFailedError
 from spark.manifest import TABLES, TableManifest
 from spark.postgres.connections import Connection
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 
 
 def refuse_changed(connection: Connection, day: ArchivedDay) -> None:

@@ -11,7 +11,7 @@ from spark.archive.layout import MANIFEST, damage, digests, manifest_of
 from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.errors import RunFailedError
 from spark.frames import Frames, staged
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 
 
 def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) -> Frames:

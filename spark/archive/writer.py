@@ -19,6 +19,7 @@ from spark.frames import empty
 from spark.manifest import COLUMNS, TABLES, TableManifest
 from spark.postgres.connections import Day, Snapshot, partition_name
 from spark.sources import frames
+from spark.sources.failures import root_cause
 
 VERSION = 2
 # The estimate starts from the size of a page; the other columns of a row with a body are small.
@@ -89,7 +90,7 @@ def read_back(
             try:
                 listed = files_of(spark, files, place, table)
             except FAILURES as error:
-                raise NotAsReadError(f"{table} cannot be read back: {frames.root_cause(str(error))}") from error
+                raise NotAsReadError(f"{table} cannot be read back: {root_cause(str(error))}") from error
             found = manifest.total(TableManifest.of(file) for file in listed)
             expected = TableManifest.of(written["tables"][table])
             if found != expected:
@@ -122,7 +123,7 @@ def _write(
         frame = _read(spark, snapshot, partition_name(table, day), kinds, rows_at_once(biggest))
         frame.sortWithinPartitions(*SORTED[table]).write.options(**parquet_options(kinds, biggest)).parquet(place)
     except FAILURES as error:
-        raise RunFailedError(f"{table} could not be archived: {frames.root_cause(str(error))}") from error
+        raise RunFailedError(f"{table} could not be archived: {root_cause(str(error))}") from error
 
 
 def _read(

@@ -39,7 +39,7 @@ from spark.options import archive as options
 from spark.options.common import ARCHIVE, BODIES, KEEP_S, from_environment, keep_s, parsed, yes_or_no
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 
 DONE, FAILED, DIFFERS = 0, 1, 3
 # Times in files are whole microseconds, which every reader supports.

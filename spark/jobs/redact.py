@@ -35,7 +35,7 @@ from spark.options import redact as options
 from spark.options.common import parsed
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
-from spark.sources import frames
+from spark.sources.failures import root_cause
 
 DONE, FAILED = 0, 1
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except (RunFailedError, *FAILURES, psycopg.Error) as error:
         more = " more" if done else ""
-        print(f"Nothing{more} was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
+        print(f"Nothing{more} was redacted: {root_cause(str(error))}", file=sys.stderr)
         return FAILED
     return DONE
 
@@ -160,7 +160,7 @@ def redact(
     except FAILURES as error:
         raise UnfinishedError(
             f"The body is taken out of the archive of {day.day}, but a file that still has it could not be removed: "
-            f"{frames.root_cause(str(error))}. The next halfnote archive or redact tries again."
+            f"{root_cause(str(error))}. The next halfnote archive or redact tries again."
         ) from error
     return True
 

@@ -27,6 +27,7 @@ from spark.options.common import parsed
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
 from spark.sources import frames
+from spark.sources.failures import root_cause
 
 DONE, FAILED = 0, 1
 BATCH_ROWS = 1000
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise RunFailedError(f"{schema_of(day.day)} exists already. Drop it first, with --drop.")
             restore(session(given.master), connection, day, Progress())
     except (RunFailedError, *FAILURES, psycopg.Error) as error:
-        print(f"Nothing was restored: {frames.root_cause(str(error))}", file=sys.stderr)
+        print(f"Nothing was restored: {root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"Restored: {schema_of(given.day)}. Query it with SQL, for example:")
     print(f"  select * from {schema_of(given.day)}.half where key = 'order-1030'")  # noqa: S608 -- not run

@@ -23,7 +23,7 @@ from spark.errors import RunFailedError
 from spark.postgres.connections import Connection
 from spark.proof.prove_day import ProvedDay, ReadDay
 from spark.sources import audit_chain
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 from spark.transforms.certified import findings_table, tables_of
 
 # A receipt of this age is in every snapshot: it is committed seconds after its `settled_at`, by another clock.

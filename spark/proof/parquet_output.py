@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from spark.engine.filesystem import FAILURES, Files
 from spark.errors import RunFailedError
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 
 ASIDE = ".run-"
 MARK = "run.json"

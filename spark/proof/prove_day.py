@@ -21,7 +21,7 @@ from spark.frames import Frames, empty, staged
 from spark.proof import store_results
 from spark.proof.store_results import DayResult
 from spark.score import score
-from spark.sources.frames import root_cause
+from spark.sources.failures import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.deliveries import differing_checkpoints
 from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
@@ -29,6 +29,7 @@ from spark.transforms.identity import broken_audit, differing_subscriptions, ver
 from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
+from spark.transforms.screen.day_files import Searched
 from spark.transforms.volumes import GROUP, SUBSCRIPTION, TOPIC
 from spark.transforms.waiting import waiting
 from spark.usual import Expected, Volumes
@@ -41,10 +42,11 @@ ABOUT = "greatest(1, coalesce(try_cast(get_json_object(detail, '$.messages') as 
 
 @dataclass(frozen=True)
 class ReadDay:
-    """A day as it was read, and its signature at that moment."""
+    """A day as it was read, and its signature at that moment. `searched`: what a search has found while it was read."""
 
     frames: Frames
     signature: Mapping[str, Any]
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def prove(
     try:
         with as_they_are(spark, if_=is_small(f)):
             with progress.stage("join", f.day):
-                j = None if nothing else joined(f, sla_s, Path(staging_dir))
+                j = None if nothing else joined(f, sla_s, Path(staging_dir), read.searched)
             with progress.stage("figures", f.day):
                 drawn, volumes = _figures(spark, f, j)
                 f = replace(f, absent=None if expected is None else absent(f, volumes, expected))

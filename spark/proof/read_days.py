@@ -16,12 +16,15 @@ from spark.day_selection import Candidate, Seen, days_to_run
 from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.kept_files import LIST
 from spark.engine.progress import Progress
+from spark.engine.session import is_local
 from spark.errors import DamagedError, RunFailedError, SnapshotLostError
 from spark.frames import Frames
 from spark.postgres.connections import Day, Snapshot, connect, open_snapshot
 from spark.postgres.standby import standby_warning
+from spark.proof.early_search import EarlySearch
 from spark.proof.prove_day import ReadDay
-from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres, root_cause
+from spark.sources.failures import root_cause
+from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres
 from spark.sources.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
 from spark.sources.same_offsets import others_with_same
 
@@ -44,13 +47,16 @@ class Read:
 class Wish:
     """The days to prove: those `asked` for, or by watermark from the last results (`seen`); and final days' age.
 
-    `if_stored`: requested days that are not stored are left out.
+    `if_stored`: requested days that are not stored are left out. `sla_s`: how many seconds a delivery may take.
+    `ledgers`: whether the days are compared with ledgers.
     """
 
     asked: Collection[date]
     seen: Mapping[date, Seen]
     margin_s: float
     if_stored: bool = False
+    sla_s: float = 0.0
+    ledgers: bool = False
 
 
 def read_days(
@@ -103,7 +109,7 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
         progress.say("standby", warning)
     days = {day.day: day for day in snapshot.days()}
     read = [
-        _read_day(spark, snapshot, days[day], f"{staging_dir}/{day}", progress)
+        _read_day(spark, snapshot, days[day], wish, f"{staging_dir}/{day}", progress)
         for day in _chosen(snapshot, days, wish, progress)
     ]
     return Read(snapshot.seen_at, snapshot.standby, read)
@@ -141,8 +147,13 @@ def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: 
     return list(chosen)
 
 
-def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: str, progress: Progress) -> ReadDay:
-    frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress)
+def _read_day(
+    spark: SparkSession, snapshot: Snapshot, day: Day, wish: Wish, staging_dir: str, progress: Progress
+) -> ReadDay:
+    # Ledgers and archives make suspects too. They are read without the snapshot, which holds up vacuum.
+    alone = day.archive_manifest is None and not wish.ledgers
+    search = EarlySearch(snapshot, wish.sla_s, f"{staging_dir}/searched") if alone and is_local(spark) else None
+    frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress, search)
     with progress.stage("read same offsets", day.day):
         frames = replace(frames, same_offset=others_with_same(spark, snapshot, day, staging_dir))
     if day.archive is not None and day.archive_manifest is not None:
@@ -151,7 +162,8 @@ def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: st
             if day.open_since is not None:
                 found = manifest.before_growth(day.archive_manifest, found)
         frames = replace(frames, archive_manifest=day.archive_manifest, found_manifest=found)
-    return ReadDay(frames, snapshot.signature(day, frames.rows))
+    signature = snapshot.signature(day, frames.rows)
+    return ReadDay(frames, signature) if search is None else ReadDay(search.beside(frames), signature, search.found)
 
 
 def _with_archive(spark: SparkSession, url: str, read: ReadDay, staging_dir: str, progress: Progress) -> ReadDay:

@@ -104,7 +104,14 @@ class Run:
         return read
 
     def _wish(self) -> Wish:
-        return Wish(self._options.day, store_results.seen_days(self.database), self._options.margin_s)
+        options = self._options
+        return Wish(
+            options.day,
+            store_results.seen_days(self.database),
+            options.margin_s,
+            sla_s=options.sla_s,
+            ledgers=any((options.producer_ledger, options.consumer_ledger)),
+        )
 
     def prove(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
         """Prove the days, oldest first, and write their findings beside the output."""

@@ -8,7 +8,7 @@ chain is compared in Postgres for the day before the run.
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Connection, Day, Snapshot
-from spark.sources.scan import reported_once, write_found
+from spark.sources.scan import reported_once, rows_of, write_found
 
 # As the trigger computes it; the digest before it is $before.
 DIGEST = """sha256(convert_to(jsonb_build_array(a.place, encode({before}, 'hex'), a.audit_id,
@@ -82,6 +82,6 @@ def write_broken(spark: SparkSession, snapshot: Snapshot, day: Day, directory: s
         day,
         UNTOLD,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
 from spark.sources.received import FAILED, USED_BEFORE
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A failed try has a row of `attempt`, written in one statement with the retry or the dead letter; a redelivery counts
 # from 0 again. A day that was closed has attempts without rows, and deliveries without receipts. What was never tried
@@ -97,6 +97,6 @@ def write_wrong_deliveries(spark: SparkSession, snapshot: Snapshot, day: Day, di
         day,
         WRONG,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

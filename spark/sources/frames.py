@@ -9,10 +9,9 @@ type, ids as text cost no more than as bytes, and dictionaries of columns that h
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -21,26 +20,14 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark import schemas
 from spark.engine.filesystem import FAILURES, Files, files_for
-from spark.engine.parallel import ABREAST
 from spark.engine.progress import Progress
 from spark.engine.session import cores, is_local
-from spark.errors import RunFailedError, SnapshotLostError
+from spark.errors import RunFailedError
 from spark.frames import Frames, empty
 from spark.postgres import copy, readers
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
-from spark.postgres.standby import cancelled_by_replay
-from spark.sources import (
-    audit_chain,
-    deliveries,
-    half_digests,
-    key_order,
-    published,
-    received,
-    replays,
-    retries,
-    subscriptions,
-    verdicts,
-)
+from spark.sources.comparisons import FOUND, OF_NO_DAY, Comparisons, Search
+from spark.sources.failures import read_failure
 from spark.sources.id_ranges import id_ranges
 from spark.sources.scan import receipts_since
 
@@ -60,25 +47,6 @@ SQL_TYPES = {
 # Columns with nearly unique values, for which a dictionary is useless.
 UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
-Writes: TypeAlias = Callable[[SparkSession, Snapshot, Day, str], int]
-# What Postgres or this process finds while it reads, by the names of schemas.FOUND: the stage, and what writes it.
-_FOUND: dict[str, tuple[str, Writes]] = {
-    "altered": ("compute digests", half_digests.write_altered),
-    "differing": ("compare outbox", published.write_differing),
-    "wrong_receipt": ("compare receipts", received.write_wrong_receipts),
-    "wrong_delivery": ("compare deliveries", deliveries.write_wrong_deliveries),
-    "differing_subscription": ("compare subscriptions", subscriptions.write_differing_subscriptions),
-    "never_due": ("compare retries", retries.write_never_due),
-    "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
-    "audit_broken": ("compare the audit", audit_chain.write_broken),
-    "replay_incomplete": ("compare replays", replays.write_incomplete),
-    "replaying": ("look for running replays", replays.write_running),
-    "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
-}
-
-# Compared also for a day without any row. The audit may have acts on transactions of the day.
-_OF_NO_DAY = frozenset({"audit_broken", "differing_subscription", "without_evidence"})
-
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.
 IN_SNAPSHOT = "; ".join(readers.IN_SNAPSHOT)
@@ -93,11 +61,17 @@ class Source:
 
 
 def frames_from_postgres(
-    spark: SparkSession, snapshot: Snapshot, day: date, staging_dir: str, progress: Progress
+    spark: SparkSession,
+    snapshot: Snapshot,
+    day: date,
+    staging_dir: str,
+    progress: Progress,
+    search: Search | None = None,
 ) -> Frames:
     """Read a day in the snapshot, write it below `staging_dir` in the layout of `frames_from_parquet`, and return it.
 
-    The caller has locked the day. Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the
+    `search` looks for what some comparisons need not look at, in the rows, while others run. The caller has locked the
+    day. Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the
     read failed otherwise; then the files below `staging_dir` are useless.
     """
     found = snapshot.day(day)
@@ -113,10 +87,12 @@ def frames_from_postgres(
             stage.rows = rows[name]
     description = described(snapshot, found, rows)
     any_row = any(rows[name] for name in schemas.BIG | schemas.OF_DAY)
-    names = [name for name in _FOUND if any_row or name in _OF_NO_DAY]
-    description |= dict.fromkeys(_FOUND, 0) | _compare(spark, snapshot, found, names, staging_dir, progress)
+    names = [name for name in FOUND if any_row or name in OF_NO_DAY]
+    comparisons = Comparisons(spark, snapshot, found, staging_dir, progress)
+    read, counted = comparisons.run(names, lambda: _rows_of(spark, files, staging_dir, description), search)
+    description |= dict.fromkeys(FOUND, 0) | counted
     files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
-    return frames_from_parquet(spark, staging_dir, day)
+    return _with_found(spark, read, staging_dir, description)
 
 
 def _write_frame(
@@ -129,37 +105,6 @@ def _write_frame(
     schema, queries = schemas.FRAMES[name], copy_queries(snapshot, day, name, ids)
     try:
         return copy.write_copied(snapshot, queries, directory, unlike=_unlike(schema), abreast=cores(spark))
-    except copy.FAILURES as error:
-        raise read_failure(error, standby=snapshot.standby) from error
-
-
-def _compare(
-    spark: SparkSession, snapshot: Snapshot, day: Day, names: Sequence[str], staging_dir: str, progress: Progress
-) -> dict[str, int]:
-    """Write what the read finds (`names` of _FOUND), several comparisons at a time; return the numbers of rows by name.
-
-    Some comparisons are computed by Postgres, some by this process. All have ended when this returns or raises.
-    """
-
-    def compare(name: str) -> int:
-        what, write = _FOUND[name]
-        with progress.stage(what, day.day) as stage:
-            stage.rows = _written(write, spark, snapshot, day, f"{staging_dir}/{name}")
-        return stage.rows
-
-    with ThreadPoolExecutor(min(ABREAST, cores(spark))) as pool:
-        running = {name: pool.submit(compare, name) for name in names}
-        try:
-            return {name: one.result() for name, one in running.items()}
-        except BaseException:
-            snapshot.ended.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _written(write: Writes, spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
-    try:
-        return write(spark, snapshot, day, directory)
     except copy.FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
 
@@ -192,12 +137,17 @@ def source_of(
 
 def copy_queries(snapshot: Snapshot, day: Day, name: str, ids: Sequence[str]) -> list[str]:
     """Return the queries whose rows COPY brings, one a file: of a day's own table, one for each range of `ids`."""
-    columns = ", ".join(map(_copied, schemas.FRAMES[name].fields))
+    columns = ", ".join(map(_copied, _fields(name)))
     if name not in schemas.BIG:
         return [source_of(snapshot, day, name, _copied).query]
     relation = partition_name(name, day.day)
     ranges = ids if snapshot.pages(relation) else ()
     return [f"select {columns} from {relation} where {one}" for one in ranges]  # noqa: S608 -- names of ours
+
+
+def _fields(name: str) -> list[StructField]:
+    """Return the columns of a frame's files."""
+    return [*schemas.FRAMES[name].fields, *(schemas.ALSO[name].fields if name in schemas.ALSO else [])]
 
 
 def page_ranges(pages: int) -> tuple[str, ...]:
@@ -285,24 +235,6 @@ def _unlike(schema: StructType) -> list[str]:
     return [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
 
 
-def read_failure(error: Exception, *, standby: bool) -> RunFailedError:
-    """Return the error of a failed read: SnapshotLostError if a new snapshot may help."""
-    said = root_cause(str(error))
-    if cancelled_by_replay(str(error), standby=standby):
-        return SnapshotLostError(f"The standby cancelled a read: {said}")
-    return RunFailedError(f"A read failed: {said}")
-
-
-def root_cause(said: str) -> str:
-    """Return the line of a Java stack trace with the innermost cause."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
-        # The first line is about Py4J's own call.
-        lines = [lines[1].removeprefix(": "), *lines[2:]]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or ["unknown"])[-1 if causes else 0]
-
-
 def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = None) -> Frames:
     """Return the frames that are in a directory: `<frame>/*.parquet`, and frames.json with day, seen_at and rules.
 
@@ -311,6 +243,11 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     """
     files = files_for(spark)
     description = _described(files, directory, day)
+    return _with_found(spark, _rows_of(spark, files, directory, description), directory, description)
+
+
+def _rows_of(spark: SparkSession, files: Files, directory: str, description: Mapping[str, Any]) -> Frames:
+    """Return the frames without what the read found beside the rows."""
     rows: dict[str, int] = dict(description.get("rows", {}))
     since = description.get("receipts_since")
     frames: dict[str, Any] = {"files": _files_here(spark, files, directory)}
@@ -333,12 +270,6 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             rows[name] = sum(map(rows_in, here)) if here else frames[name].count()
     if files.exists(place := f"{directory}/same_offset"):
         frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
-    for name, schema in schemas.FOUND.items():
-        if (found := description.get(name)) is not None:
-            place = f"{directory}/{name}"
-            frames[name] = spark.read.schema(schema).json(place) if found else empty(spark, schema)
-            if not found:
-                nothing.add(name)
     return Frames(
         day=date.fromisoformat(description["day"]),
         seen_at=datetime.fromisoformat(description["seen_at"]),
@@ -348,6 +279,19 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
         nothing=frozenset(nothing),
         **frames,
     )
+
+
+def _with_found(spark: SparkSession, frames: Frames, directory: str, description: Mapping[str, Any]) -> Frames:
+    """Return the frames with what the read found, by the numbers in the description."""
+    found: dict[str, Any] = {}
+    nothing: set[str] = set()
+    for name, schema in schemas.FOUND.items():
+        if (count := description.get(name)) is None:
+            continue
+        found[name] = spark.read.schema(schema).json(f"{directory}/{name}") if count else empty(spark, schema)
+        if not count:
+            nothing.add(name)
+    return replace(frames, nothing=frames.nothing | nothing, **found)
 
 
 def _files_here(spark: SparkSession, files: Files, directory: str) -> dict[str, list[str]] | None:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from spark.frames import CHANGE_SETTLES_S
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 ANY_ORDERED = "select exists (select from subscription_version where ordered = 'key') as found"
 # Each receipt is compared with the one of the next lower offset of its key. Three things show that its message was sent
@@ -85,6 +85,6 @@ def write_out_of_order(spark: SparkSession, snapshot: Snapshot, day: Day, direct
         day,
         OUT_OF_ORDER,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

@@ -5,10 +5,12 @@ messages of a transaction are born, checked and committed at the same time. The 
 primary keys of the tables, and only messages that differ leave it.
 """
 
+from collections.abc import Sequence
+
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 LONGEST_IMMUNITY = "1 day"
 # An id is compared with the clock before its half waits for the commit, from which it has its birth.
@@ -54,20 +56,21 @@ select transaction_id, position, producer_group, "offset", differs, times from (
   cross join lateral (select '{{seen}}'::timestamptz + skew.most as at) late
   cross join {{half}} h
   left join {{op}} p on p.transaction_id = h.transaction_id
-    and p.transaction_id >= '{{low}}' and p.transaction_id < '{{high}}'
+    and p.transaction_id >= '{{low}}' and p.transaction_id < '{{high}}' and p.transaction_id {{among}}
   left join {{outbox}} o on o.transaction_id = h.transaction_id and o.position = h.position
-    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}'
-  where h.transaction_id >= '{{low}}' and h.transaction_id < '{{high}}'
+    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}' and o.transaction_id {{among}}
+  where h.transaction_id >= '{{low}}' and h.transaction_id < '{{high}}' and h.transaction_id {{among}}
 ) compared
 where differs <> '' or times <> ''
 """  # noqa: S608 -- a number of ours
 
 
-def write_differing(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+def write_differing(
+    spark: SparkSession, snapshot: Snapshot, day: Day, directory: str, among: Sequence[str] | None = None
+) -> int:
     """Write the day's differing messages (schemas.DIFFERING) to files in `directory`; return their number.
 
-    Without any, there is no directory. Raises copy.FAILURES.
+    `among`: the ids, sorted, of transactions that have all of them; None: any may. Without any, there is no directory.
+    Raises copy.FAILURES.
     """
-    return write_found(
-        spark, snapshot, day, DIFFERING, directory, lambda batches: [row for one in batches for row in one.to_pylist()]
-    )
+    return write_found(spark, snapshot, day, DIFFERING, directory, rows_of, among=among)

@@ -3,17 +3,19 @@
 The comparison runs in Postgres, by the primary keys of the tables, and only wrong receipts leave it.
 """
 
+from collections.abc import Sequence
+
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A redelivery is on record for so long, and an hour more.
 KEPT_DAYS = 44
 LONGEST_MS = 3_600_000
 # The failed tries of each delivery. Served by attempt's primary key.
 FAILED = """select transaction_id, position, subscription_id, coalesce(replay, 0) as replay, count(*) as times
-    from {attempt} where transaction_id >= '{low}' and transaction_id < '{high}'
+    from {attempt} where transaction_id >= '{low}' and transaction_id < '{high}' and transaction_id {among}
       and kind = 'delivery' and outcome in ('failed', 'refused') group by 1, 2, 3, 4"""
 # The tries of a delivery before a person redelivered it. Served by redelivery_transaction.
 USED_BEFORE = """coalesce((
@@ -75,7 +77,7 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
   from (values (interval '-{CLOCKS_DIFFER_S} seconds')) skew (most)
   cross join {{receipt}} r
   left join {{outbox}} o on o.transaction_id = r.transaction_id and o.position = r.position
-    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}'
+    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}' and o.transaction_id {{among}}
   left join ({FAILED}) failed on failed.transaction_id = r.transaction_id and failed.position = r.position
     and failed.subscription_id = r.subscription_id and failed.replay = r.replay
   left join dead_letter d on d.transaction_id = r.transaction_id and d.position = r.position
@@ -83,17 +85,27 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
     and d.transaction_id >= '{{low}}' and d.transaction_id < '{{high}}'
   left join replay p on p.replay_id = r.replay
   left join subscription s on s.subscription_id = r.subscription_id and s.deleted_at is null
-  where r.transaction_id >= '{{low}}' and r.transaction_id < '{{high}}'
+  where r.transaction_id >= '{{low}}' and r.transaction_id < '{{high}}' and r.transaction_id {{among}}
 ) compared
 where differs <> ''
 """  # noqa: S608 -- a number of ours
 
 
-def write_wrong_receipts(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+# Those of whose receipts a status is expected, see above.
+WEBHOOKS = "select subscription_id from subscription where deleted_at is null and destination ->> 'type' = 'webhook'"
+
+
+def webhooks(snapshot: Snapshot) -> frozenset[int]:
+    """Return the subscriptions, not deleted, that are webhooks."""
+    return frozenset(row["subscription_id"] for row in snapshot.rows(WEBHOOKS))
+
+
+def write_wrong_receipts(
+    spark: SparkSession, snapshot: Snapshot, day: Day, directory: str, among: Sequence[str] | None = None
+) -> int:
     """Write the day's wrong receipts (schemas.WRONG_RECEIPT) to files in `directory`; return their number.
 
-    Without any, there is no directory. Raises copy.FAILURES.
+    `among`: the ids, sorted, of transactions that have all of them; None: any may. Without any, there is no directory.
+    Raises copy.FAILURES.
     """
-    return write_found(
-        spark, snapshot, day, WRONG, directory, lambda batches: [row for one in batches for row in one.to_pylist()]
-    )
+    return write_found(spark, snapshot, day, WRONG, directory, rows_of, among=among)

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from spark.frames import CHANGE_SETTLES_S
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import receipts_since, write_found
+from spark.sources.scan import receipts_since, rows_of, write_found
 
 ANY_DONE = "select exists (select from replay where state = 'done') as found"
 # The condition that patterns (text[]) take a topic, as the relay does: see spark/transforms/routes.py.
@@ -94,7 +94,7 @@ def write_incomplete(spark: SparkSession, snapshot: Snapshot, day: Day, director
         day,
         INCOMPLETE,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )
 
@@ -111,6 +111,6 @@ def write_running(spark: SparkSession, snapshot: Snapshot, day: Day, directory: 
         day,
         RUNNING,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

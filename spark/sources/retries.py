@@ -6,7 +6,7 @@ The comparison runs in Postgres, and one row for each subscription leaves it.
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A consumer that claims may hold a message, or give it back, for this long.
 CLAIMED_AT_MOST = "12 hours"
@@ -54,6 +54,6 @@ def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory
         day,
         NEVER_DUE,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

@@ -17,7 +17,8 @@ from spark.engine.session import is_local
 from spark.errors import SnapshotLostError
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, first_line, partition_name
-from spark.sources.frames import jdbc_in, read_failure
+from spark.sources.failures import read_failure
+from spark.sources.frames import jdbc_in
 
 # Both are served by outbox_by_offset, from its two ends.
 SPAN = """

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,9 @@ from spark.engine.filesystem import files_for
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, partition_name
 from spark.sources.id_ranges import borders
+
+# A statement names so many transactions.
+IDS_AT_ONCE = 1000
 
 # Processes keep time by the database's clock, each by its own measurement, and the clock can be set. This much is no
 # disagreement. It is the default of HALFNOTE_CLOCK_SKEW_MAX_S, above which a process is not ready.
@@ -65,14 +68,16 @@ def write_found(
     found_in: Callable[[Any], Iterable[Mapping[str, Any]]],
     *,
     whole: bool = False,
+    among: Sequence[str] | None = None,
 ) -> int:
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
     half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and times: `{seen}`, of the snapshot; `{closes}`,
     before which the day was surely open; `{since}`, from which on it is; and what `receipts_since` returns.
-    `{id_time}` is the time of the id of a half `h`. `whole`: it runs once, over the whole day. Without findings, there
-    is no directory. Raises copy.FAILURES.
+    `{id_time}` is the time of the id of a half `h`. `whole`: it runs once, over the whole day. `among`: the ids,
+    sorted, to which `{among}`, a condition that follows a column of ids, restricts it; None: any. Without findings,
+    there is no directory. Raises copy.FAILURES.
     """
     files, number_of = files_for(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
@@ -82,14 +87,15 @@ def write_found(
     given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day), "closes": closes.isoformat(), "since": since}
     given["receipts_since"] = str(receipts_since(day))
     given["id_time"] = _ID_TIME_18 if snapshot.connection.info.server_version >= 180_000 else _ID_TIME
-    pages = 0 if whole else snapshot.pages(given["half"])
     with snapshot.readers.cursor() as cursor:
         cursor.execute(f"set local work_mem = '{WORK_MEM}'")
-        for number, (low, high) in enumerate(_ranges(snapshot, day, pages)):
+        pages = 0 if whole or among is not None else snapshot.pages(given["half"])
+        ranges = _ranges(snapshot, day, pages) if among is None else _named(among)
+        for number, (low, high, those) in enumerate(ranges):
             if snapshot.ended.is_set():
                 break
             began = time.monotonic()
-            cursor.execute(query.format(**given, low=low, high=high))
+            cursor.execute(query.format(**given, low=low, high=high, among=those))
             with cursor.fetch_record_batch() as batches:
                 lines = [json.dumps(one) for one in found_in(batches)]
             if lines:
@@ -100,8 +106,21 @@ def write_found(
     return number_of
 
 
-def _ranges(snapshot: Snapshot, day: Day, pages: int) -> Iterator[tuple[UUID, UUID]]:
+def rows_of(batches: Any) -> list[dict[str, Any]]:
+    """Return the rows of record batches: all that a query finds."""
+    return [row for one in batches for row in one.to_pylist()]
+
+
+def _ranges(snapshot: Snapshot, day: Day, pages: int) -> Iterator[tuple[UUID, UUID, str]]:
     """Return half-open ranges of ids with about as many half messages each, so that the joins of each fit WORK_MEM."""
     parts = pages // PAGES_AT_ONCE
     found = borders(snapshot, day, pages, parts) if parts > 1 else []
-    yield from zip((day.low, *found), (*found, day.high), strict=True)
+    for low, high in zip((day.low, *found), (*found, day.high), strict=True):
+        yield low, high, "is not null"
+
+
+def _named(ids: Sequence[str]) -> Iterator[tuple[UUID, UUID, str]]:
+    """Return ranges of a few of the ids each, with the condition that names them."""
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        those = ids[start : start + IDS_AT_ONCE]
+        yield UUID(those[0]), UUID(int=UUID(those[-1]).int + 1), f"= any('{{{','.join(those)}}}'::uuid[])"

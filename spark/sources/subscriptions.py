@@ -8,7 +8,7 @@ of a person's change in the same database transaction. The comparison runs in Po
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import reported_once, write_found
+from spark.sources.scan import reported_once, rows_of, write_found
 
 # What a version has of its subscription.
 COMPARED = (
@@ -121,6 +121,6 @@ def write_differing_subscriptions(spark: SparkSession, snapshot: Snapshot, day: 
         day,
         DIFFERING,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
         whole=True,
     )

@@ -9,7 +9,7 @@ leave it.
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # The audit row of a verdict is written at most this long before it. Audit rows are kept for a limited time.
 NOTED_BEFORE = "1 hour"
@@ -120,5 +120,5 @@ def write_without_evidence(spark: SparkSession, snapshot: Snapshot, day: Day, di
         day,
         WITHOUT_EVIDENCE,
         directory,
-        lambda batches: [row for one in batches for row in one.to_pylist()],
+        rows_of,
     )

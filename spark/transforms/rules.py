@@ -34,7 +34,9 @@ from spark.transforms.late import late as late_of
 from spark.transforms.late import not_passed
 from spark.transforms.outcomes import COUNTED
 from spark.transforms.routes import routed, takers
-from spark.transforms.screen.search import can_search, search
+from spark.transforms.screen.compared import Compared
+from spark.transforms.screen.day_files import Searched
+from spark.transforms.screen.search import can_search, search, searched_day
 from spark.transforms.suspect_rows import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.suspects import named, screened
 
@@ -177,15 +179,16 @@ def _found(j: Joined, without: frozenset[str], rules: Sequence[Rule]) -> DataFra
     return _computed(found_in(j, without, rules))
 
 
-def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
+def joined(f: Frames, sla_s: float, place: Path | None = None, searched: Searched | None = None) -> Joined:
     """Return the input of the rules: the joins over the suspect rows, each computed already.
 
-    `place`: a directory on this machine for the files of a search; None: Spark searches.
+    `place`: a directory on this machine for the files of a search; None: Spark searches. `searched`: what a search of
+    the same frames found.
     """
     f = ledgers.of_day(f)
     spark = f.op.sparkSession
-    if place is not None and can_search(f) and not is_small(f):
-        return _joined_by_search(f, sla_s, place)
+    if place is not None and (searched is not None or may_search(f)):
+        return _joined_by_search(f, sla_s, searched or search_day(f, sla_s, place))
     with as_they_are(spark, if_=is_small(f)):
         f = replace(f, routes=_few(routed(f)))
     if is_small(f):
@@ -219,11 +222,28 @@ def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
         )
 
 
-def _joined_by_search(f: Frames, sla_s: float, place: Path) -> Joined:
+def may_search(f: Frames) -> bool:
+    """Return whether a search in the day's files is possible, and worth it."""
+    return can_search(f) and not is_small(f)
+
+
+def search_day(f: Frames, sla_s: float, place: Path, compared: Compared | None = None) -> Searched:
+    """Search the files of a day. Raises RunFailedError. The parameters are those of `joined` and `search`."""
+    return search(with_routes(f), sla_s, place, compared)
+
+
+def with_routes(f: Frames) -> Frames:
+    """Return the frames with their routes, which are computed once."""
+    if f.routes is not None:
+        return f
+    with as_they_are(f.op.sparkSession, if_=True):
+        return replace(f, routes=_few(routed(f)))
+
+
+def _joined_by_search(f: Frames, sla_s: float, searched: Searched) -> Joined:
     spark = f.op.sparkSession
-    with as_they_are(spark, if_=True):
-        f = replace(f, routes=_few(routed(f)))
-    found = search(f, sla_s, place)
+    f = with_routes(f)
+    found = searched_day(f, searched)
     few = found.few if found.suspects > FEW_SUSPECTS else _in_one_partition(found.few)
     late = _late(f, sla_s, found.last_offset)
     with as_they_are(spark, if_=found.suspects <= FEW_SUSPECTS):

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -16,8 +16,10 @@ from spark.certificate.tree import COLUMNS
 from spark.engine.progress import Progress
 from spark.frames import Frames
 from spark.postgres.connections import Connection, connect
+from spark.proof.early_search import EarlySearch
 from spark.proof.read_days import Wish, read_days
 from spark.sources import deliveries, half_digests, received
+from spark.transforms import rules
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, found_in, joined
 from tests.conftest import migrated_template
@@ -122,6 +124,30 @@ def test_exactly_what_was_planted_is_found(examined: Proved) -> None:
     wanted = {found: one.fault.name for one in examined.planted for found in one.by_tables | one.by_ledgers}
     assert sorted((found, examined.found[found]) for found in examined.found.keys() - wanted.keys()) == []
     assert sorted((found, wanted[found]) for found in wanted.keys() - examined.found.keys()) == []
+
+
+def test_what_a_search_names_for_the_comparisons_has_all_that_they_find(
+    spark: SparkSession, made: str, copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[Mapping[str, Sequence[str]]] = []
+    look = EarlySearch.__call__
+
+    def looked(search: EarlySearch, frames: Frames) -> Mapping[str, Sequence[str]]:
+        named.append(look(search, frames))
+        return named[-1]
+
+    with connect(copy) as connection:
+        plant(connection)
+    whole = read(spark, copy, day_of(made), tmp_path / "whole")
+    monkeypatch.setattr(rules, "SMALL_DAY", 0)
+    monkeypatch.setattr(EarlySearch, "__call__", looked)
+    some = read(spark, copy, day_of(made), tmp_path / "named")
+    assert [list(ids) for ids in named] == [["differing", "wrong_receipt"]]
+    for name, ids in named[0].items():
+        found = getattr(whole, name).collect()
+        assert sorted(getattr(some, name).collect()) == sorted(found)
+        assert len(found) > 10
+        assert len(ids) < some.rows["half"] / 2
 
 
 def test_the_share_that_is_found(examined: Proved, copy: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ Arrow and numpy compute most of it without Python's lock, so threads use several
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
 
-from spark.schemas import ARCHIVE, BIG, OF_DAY
+from spark.errors import RunFailedError
+from spark.schemas import ALSO, ARCHIVE, BIG, OF_DAY
 from spark.transforms.day_counts import DayCounts, total
 from spark.transforms.screen import by_name
+from spark.transforms.screen.compared import COMPARISONS
 from spark.transforms.screen.counts import counts_of
 from spark.transforms.screen.log_order import disorder, write_spans
-from spark.transforms.screen.numbered import numbered
+from spark.transforms.screen.numbered import Flags, Numbered, numbered
 from spark.transforms.screen.row_groups import RowGroup, ranges_of, read_range, row_groups
 from spark.transforms.screen.suspects import Known, judge
 
 SCHEMAS = BIG | OF_DAY | {"archive": ARCHIVE}
+# With the columns that only comparisons need.
+READ = SCHEMAS | {name: StructType([*SCHEMAS[name].fields, *also.fields]) for name, also in ALSO.items()}
 # Besides the tables' names, the directories below a search's place: the suspects' ids, the log's disorder, and what is
 # counted by name of all other transactions.
 SUSPECT, DISORDER, REFUSED, UNTAKEN = "suspect", "disorder", "refused", "untaken"
@@ -32,7 +37,9 @@ SUSPECT, DISORDER, REFUSED, UNTAKEN = "suspect", "disorder", "refused", "untaken
 @dataclass(frozen=True)
 class Searched:
     """What a search found. `place`: below it are the suspects' rows, by table; a table without any has no directory.
-    `disordered`: how many places of the log are out of order, and of them `doubled`, at the offset before."""
+    `disordered`: how many places of the log are out of order, and of them `doubled`, at the offset before. `among`: the
+    ids, sorted, of the transactions that a comparison must look at, by its name (spark/transforms/screen/compared.py).
+    """
 
     place: Path
     suspects: int
@@ -40,6 +47,7 @@ class Searched:
     last_offset: int | None
     disordered: int = 0
     doubled: int = 0
+    among: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, abreast: int) -> Searched:
@@ -67,6 +75,7 @@ def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, 
         max(offsets, default=None),
         disordered,
         doubled,
+        {name: np.sort(np.concatenate([one.among[name] for one in found])) for name in found[0].among},
     )
 
 
@@ -81,7 +90,11 @@ def _at_once(work: Sequence[Callable[[], Searched]], abreast: int) -> list[Searc
 def _search_range(
     groups: Mapping[str, Sequence[RowGroup]], known: Known, place: Path, number: int, low: str, high: str
 ) -> Searched:
-    rows = {name: read_range(of_table, low, high, SCHEMAS[name]) for name, of_table in groups.items()}
+    by = known.compared
+    if by is not None and by.ended.is_set():
+        raise RunFailedError("The read of the day was ended.")
+    schemas = SCHEMAS if by is None else READ
+    rows = {name: read_range(of_table, low, high, schemas[name]) for name, of_table in groups.items()}
     here = replace(known, named=_within(known.named, low, high))
     n = numbered(rows)
     judged = judge(n, here)
@@ -95,7 +108,12 @@ def _search_range(
     ids = np.union1d(np.asarray(n.ids.filter(pa.array(suspect))).astype("S"), here.named)
     _write(place / SUSPECT, number, pa.table({"transaction_id": pa.array(ids.astype(str), pa.string())}))
     last = pc.max(rows["outbox"]["offset"]).as_py()
-    return Searched(place, len(ids), counts_of(n, known.day), last)
+    among = {} if by is None else {name: _ids_of(n, looked(n, by)) for name, looked in COMPARISONS.items()}
+    return Searched(place, len(ids), counts_of(n, known.day), last, among=among)
+
+
+def _ids_of(n: Numbered, transactions: Flags) -> np.ndarray:
+    return np.asarray(n.ids.filter(pa.array(transactions))).astype("S36")
 
 
 def _within(ids: np.ndarray, low: str, high: str) -> np.ndarray:

@@ -19,6 +19,7 @@ from spark.errors import RunFailedError
 from spark.frames import Frames, empty
 from spark.transforms.day_counts import DayCounts
 from spark.transforms.ledger_suspects import by_ledgers
+from spark.transforms.screen.compared import Compared
 from spark.transforms.screen.day_files import (
     DISORDER,
     REFUSED,
@@ -68,8 +69,11 @@ def can_search(f: Frames) -> bool:
     return f.files is not None and (f.archive is None or "archive" in f.files)
 
 
-def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
-    """Search the day; `f` has its routes. Files are written below `place`. Raises RunFailedError."""
+def search(f: Frames, sla_s: float, place: Path, compared: Compared | None = None) -> Searched:
+    """Search the files of the day; `f` has its routes. Files are written below `place`. Raises RunFailedError.
+
+    `compared`: what the comparisons in Postgres know, if they wait for the search.
+    """
     assert f.files is not None
     assert f.routes is not None
     subscribers, files = subscribers_of(f.routes), f.files
@@ -81,9 +85,14 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
         fewest_checks=_fewest_checks(f),
         receipts_since=None if f.receipts_since is None else _micros(f.receipts_since),
         named=_named(f, place),
+        compared=compared,
     )
     abreast = cores(f.op.sparkSession)
-    found = _reading(lambda: search_files(files, known, place / "search", abreast))
+    return _reading(lambda: search_files(files, known, place / "search", abreast))
+
+
+def searched_day(f: Frames, found: Searched) -> SearchedDay:
+    """Return what was found as frames, beside those of the day."""
     order = _read(f, found, DISORDER, _PLACE)
     order = order.coalesce(1) if found.disordered <= FEW_PLACES else order
     return SearchedDay(

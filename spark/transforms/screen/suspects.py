@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark.transforms.routes import RESERVED
+from spark.transforms.screen.compared import Compared
 from spark.transforms.screen.numbered import Flags, Ints, Numbered, codes, equal, ints
 from spark.transforms.screen.subscribers import Subscriber, Takers, taking_headers
 
@@ -25,7 +26,7 @@ class Known:
     """What is known of a day besides its own tables. `due_by`: deliveries due by then are not in flight any more,
     microseconds. `fewest_checks`: the lowest `max_checks` of a group or of the defaults. `receipts_since`: redeliveries
     since then have left a receipt, microseconds; None: never. `named`: the ids, sorted, of transactions that are
-    suspect by ledgers."""
+    suspect by ledgers. `compared`: what the comparisons in Postgres know; None: the search is not for them."""
 
     day: date
     subscribers: Sequence[Subscriber]
@@ -34,6 +35,7 @@ class Known:
     fewest_checks: float
     receipts_since: int | None
     named: np.ndarray
+    compared: Compared | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,52 @@
+"""Searches a day's rows while Postgres computes digests, so that other comparisons look at a few transactions only."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from spark.frames import Frames
+from spark.postgres.connections import Snapshot
+from spark.sources.comparisons import Among
+from spark.sources.published import FLUSHED_WITHIN_S
+from spark.sources.received import webhooks
+from spark.sources.scan import CLOCKS_DIFFER_S
+from spark.transforms.rules import may_search, search_day, with_routes
+from spark.transforms.screen.compared import Compared
+from spark.transforms.screen.day_files import Searched
+
+# A comparison of more transactions than this looks at all: that takes no longer.
+MOST_NAMED = 100_000
+
+
+class EarlySearch:
+    """The search of one day. It replaces the one before the joins: `found` has what that would find, once it was called
+    with a day that can be searched."""
+
+    def __init__(self, snapshot: Snapshot, sla_s: float, place: str) -> None:
+        self._sla_s = sla_s
+        self._place = Path(place)
+        self._webhooks = webhooks(snapshot)
+        self._ended = snapshot.ended
+        self._routed: Frames | None = None
+        self.found: Searched | None = None
+
+    def __call__(self, frames: Frames) -> Among:
+        """Search, and return which transactions comparisons must look at. Raises RunFailedError."""
+        if not may_search(frames):
+            return {}
+        self._routed = with_routes(frames)
+        self.found = search_day(self._routed, self._sla_s, self._place, self._compared(frames))
+        return {name: ids.astype(str).tolist() for name, ids in self.found.among.items() if len(ids) <= MOST_NAMED}
+
+    def _compared(self, frames: Frames) -> Compared:
+        skew_s = frames.rules.get("longest_id_skew_s")
+        return Compared(
+            seen_at=frames.seen_at,
+            clocks_differ_s=CLOCKS_DIFFER_S,
+            ids_differ_s=None if skew_s is None else skew_s + CLOCKS_DIFFER_S + FLUSHED_WITHIN_S,
+            webhooks=self._webhooks,
+            ended=self._ended,
+        )
+
+    def beside(self, frames: Frames) -> Frames:
+        """Return the frames with the routes that the search has computed."""
+        return frames if self._routed is None else replace(frames, routes=self._routed.routes)
