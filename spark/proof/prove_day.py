@@ -80,7 +80,7 @@ def prove(
                 kept, found, affected = _findings(f, j, sla_s, staging_dir)
                 stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
-                stage.rows = 0 if j is None else waiting(j.whole).count() + _running(j.whole)
+                stage.rows = 0 if j is None else waiting(j.whole, j.last_offset).count() + _running(j.whole)
     except FAILURES as error:
         raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}

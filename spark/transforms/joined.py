@@ -32,6 +32,7 @@ class Joined:
     suspect transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
     spark/transforms/outcomes.py. `counts`: of the whole day, if the search was in files. `refused` (REFUSED) and
     `untaken` (UNTAKEN): of the transactions that are not suspect, if the search was in files and there are any.
+    `last_offset`: the day's, if the search was in files and there is any.
     """
 
     whole: Frames
@@ -48,6 +49,7 @@ class Joined:
     counts: DayCounts | None = None
     refused: DataFrame | None = None
     untaken: DataFrame | None = None
+    last_offset: int | None = None
 
     @property
     def day(self) -> date:

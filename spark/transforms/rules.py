@@ -249,7 +249,9 @@ def _joined_by_search(f: Frames, sla_s: float, searched: Searched) -> Joined:
     with as_they_are(spark, if_=found.suspects <= FEW_SUSPECTS):
         doubled = _doubled(f, found.disorder, any_=found.doubled)
         joins = _joins_of(f, few, found.disorder, doubled, late, sla_s, suspects=found.suspects)
-        return replace(joins, counts=found.counts, refused=found.refused, untaken=found.untaken)
+        return replace(
+            joins, counts=found.counts, refused=found.refused, untaken=found.untaken, last_offset=found.last_offset
+        )
 
 
 def is_small(f: Frames) -> bool:

@@ -40,12 +40,21 @@ def test_retries_of_replays_wait_and_those_of_a_deleted_subscription_do_not(spar
     for number, replay, subscription in ((1, 0, 1), (1, 7, 1), (2, 7, 2), (3, 0, 3), (3, 7, 3)):
         due_at = day.seen_at - timedelta(hours=1)
         day.delivery("delivery_retry", number, 0, subscription, replay=replay, due_at=due_at)
-    found = waiting(day.frames(spark)).collect()
-    assert {(row["transaction_id"], row["subscription_id"], row["replay"]) for row in found} == {
-        (id_of(1), 1, 0),
-        (id_of(1), 1, 7),
-        (id_of(2), 2, 7),
-    }
+    for last_offset in (None, 1500):
+        found = waiting(day.frames(spark), last_offset).collect()
+        assert {(row["transaction_id"], row["subscription_id"], row["replay"]) for row in found} == {
+            (id_of(1), 1, 0),
+            (id_of(1), 1, 7),
+            (id_of(2), 2, 7),
+        }
+
+
+def test_what_a_subscription_has_not_passed_waits(spark: SparkSession) -> None:
+    day = plain_day()
+    day.subscribe(2, lowest=900)
+    for last_offset in (None, 1000):
+        found = waiting(day.frames(spark), last_offset).collect()
+        assert {(row["transaction_id"], row["subscription_id"]) for row in found} == {(id_of(10), 2)}
 
 
 def test_replays_that_still_have_to_read_the_day_are_found(spark: SparkSession, dsn: str, tmp_path: Path) -> None:

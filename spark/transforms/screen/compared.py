@@ -145,7 +145,8 @@ def _is_due(due_at: pa.ChunkedArray, committed: Ints, delay: pa.ChunkedArray) ->
     # Postgres rounds fractions.
     whole = (seconds >= 0) & (seconds < 1e9) & (seconds == np.floor(seconds))
     after = np.where(whole, seconds, 0).astype(np.int64) * _SECOND
-    return without | whole & ~_is_null(due_at) & (ints(due_at) == committed + after)
+    due: Flags = whole & ~_is_null(due_at) & (ints(due_at) == committed + after)
+    return without | due
 
 
 def _of_first(of: Ints, values: Ints, transactions: int) -> Ints:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import ArrowException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -82,7 +84,7 @@ def search(f: Frames, sla_s: float, place: Path, compared: Compared | None = Non
         subscribers=subscribers,
         takers=Takers(subscribers),
         due_by=_due_by(f, sla_s),
-        fewest_checks=_fewest_checks(f),
+        fewest_checks=_reading(lambda: _fewest_checks(f)),
         receipts_since=None if f.receipts_since is None else _micros(f.receipts_since),
         named=_named(f, place),
         compared=compared,
@@ -116,8 +118,10 @@ def _micros(at: datetime) -> int:
 
 
 def _fewest_checks(f: Frames) -> float:
-    of_groups = f.producer_group.agg(F.min("max_checks")).first()
-    return min([float(f.rules["max_checks"]), *(float(n) for n in of_groups or () if n is not None)])
+    assert f.files is not None
+    files = f.files.get("producer_group", ())
+    of_groups = [pc.min(pq.read_table(file, columns=["max_checks"])["max_checks"]).as_py() for file in files]
+    return min([float(f.rules["max_checks"]), *(float(n) for n in of_groups if n is not None)])
 
 
 def _named(f: Frames, place: Path) -> np.ndarray:
