@@ -263,13 +263,18 @@ class Stream:
             shards=shard.shards,
             shard=shard.shard,
             target=target if self.closing or self.window.checkpoint_may_move(now) else None,
+            matches_since=self.subscription.matches_since,
             address=self.sender.destination.address,
             settlements=settlements,
             since=self.source.since,
         )
 
     def recorded(self, target: int | None, now: datetime) -> None:
-        """Note that the batch is committed, with the checkpoint at `target` (None: not moved)."""
+        """Note that the batch is committed, with the checkpoint at `target` (None: not moved).
+
+        If the topics or filters have changed, the stored checkpoint stayed, and this stream is about to be closed. It
+        may end all the same: the next one starts at the stored checkpoint.
+        """
         self.outcomes.recorded()
         if target is not None:
             self.window.checkpoint_moved(target, now)

@@ -101,8 +101,8 @@ async def put_subscription(
     signing secret other than the current one is a rotation: for 24 hours both secrets sign. When `signing` changes or a
     broker becomes a webhook, a secret of another kind is needed: if the request gives none, one is created and `secret`
     is shown only in this answer, which may be a 200. `start` is read only when the subscription is created. A change of
-    topics or filters applies from the checkpoint on. A subscriber's key can subscribe to the topics in its scope, and
-    change subscriptions that have no other topics.
+    topics or filters applies from the checkpoint on, and to each message that is committed after the answer. A
+    subscriber's key can subscribe to the topics in its scope, and change subscriptions that have no other topics.
     """
     return await _store(runtime, caller, name, wanted, dry_run=dry_run)
 

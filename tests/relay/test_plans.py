@@ -123,7 +123,7 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
     )
     await full.execute("analyze delivery_retry, postponement")
     now, count = datetime.now(UTC), len(ids)
-    streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, "http://x", [])])
+    streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, now, "http://x", [])])
     outcome = outcomes(
         ids,
         claim=[None] * count,
@@ -160,7 +160,7 @@ async def test_a_large_settle_of_retries_reads_each_message_once_in_each_part(
         'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values (1, 1, 0, 0, now())'
     )
     await full.execute("analyze delivery_retry")
-    streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, "http://x", [])])
+    streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, now, "http://x", [])])
     count = len(ids)
     outcome = outcomes(ids, claim=[claim] * count, result=[result] * count, what=["failed"] * count)
     types = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types, *OUTCOMES.types]

@@ -112,7 +112,7 @@ async def settlements(client: httpx.AsyncClient, runtime: Runtime, db: Connectio
     [message] = (await window(db, reader, 0, 10)).messages
     first = Settlement(message, NOTE, 0, now, what=DeliveryOutcome.PROBE, error="e" * 1000, duration_ms=1)
     probes = [replace(first, at=now + timedelta(seconds=second)) for second in range(3)]
-    return Batch(lease, number, 0, 1, 0, None, "http://x", probes)
+    return Batch(lease, number, 0, 1, 0, None, now, "http://x", probes)
 
 
 async def test_a_repeated_settle_counts_nothing_twice(

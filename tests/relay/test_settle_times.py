@@ -55,7 +55,7 @@ async def test_a_clock_that_is_behind_the_first_attempt_s_ends_with_it(
     reader = Reader(number, 0, Route(TopicPatterns(["order"]), None, None), 1, 0, 0)
     [message] = (await window(db, reader, 0, 10)).messages
     settlement = Settlement(message, result, attempts, now, now, digest=b"", reason="exhausted", duration_ms=1)
-    batch = Batch(lease, number, 0, 1, 0, None, "http://x", [settlement])
+    batch = Batch(lease, number, 0, 1, 0, None, now, "http://x", [settlement])
     assert await settle(db, runtime.owner, [batch], now - timedelta(seconds=1)) == [True]
     table = ended.partition(".")[0]
     assert await db.fetchval(f"select {ended} from {table}") == now

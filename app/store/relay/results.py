@@ -60,8 +60,9 @@ class Settlement:
 class Batch:
     """The settlements of one stream under its lease: of shard `shard` of `shards`, live (`replay` 0) or of a replay.
 
-    `target` is the new checkpoint, None to leave it; `address` is the destination's, for the attempts; `since` is the
-    start of the replay.
+    `target` is the new checkpoint, None to leave it. It moves only if the subscription's topics and filters are still
+    those of the time `matches_since`. `address` is the destination's, for the attempts; `since` is the start of the
+    replay.
     """
 
     lease: Lease
@@ -70,6 +71,7 @@ class Batch:
     shards: int
     shard: int
     target: int | None
+    matches_since: datetime
     address: str
     settlements: Sequence[Settlement]
     since: datetime | None = None
@@ -84,6 +86,7 @@ STREAMS = RowArrays(
     Column("shards", "int"),
     Column("shard", "int"),
     Column("target", "bigint"),
+    Column("matches_since", "timestamptz"),
     Column("address", "text"),
     Column("since", "timestamptz"),
     first=3,
@@ -178,16 +181,23 @@ _FIRST_TRIES_RECEIVED = f"""select {", ".join(_FIRST_TRY_RECEIPT[column] for col
     select from day d where d.low <= p.transaction_id and d.high > p.transaction_id and d.state = 'open'
   )"""  # noqa: S608 -- constants
 
-_MOVED = """moved as (
+# The checkpoint of a stream stays where it is once the subscription has other topics or filters: by the former ones the
+# stream may have passed a message that was committed after the change. It read that message before this statement
+# began, so this snapshot has the change. The next stream reads on from the checkpoint and leaves out what is settled.
+_SAME_ROUTE = """exists (
+      select from subscription u where u.subscription_id = h.subscription_id and u.matches_since = h.matches_since
+      offset 0
+    )"""
+_MOVED = f"""moved as (
   update checkpoint c set "offset" = h.target, moved_at = $2 from held h
   where c.subscription_id = h.subscription_id and c.shards = h.shards and c.shard = h.shard and h.replay = 0
-    and c."offset" < h.target
+    and c."offset" < h.target and {_SAME_ROUTE}
 ), replayed as (
   update replay p set "offset" = h.target, moved_at = $2 from held h
-  where p.replay_id = h.replay and p."offset" < h.target
+  where p.replay_id = h.replay and p."offset" < h.target and {_SAME_ROUTE}
 )
 select n::int from held
-"""
+"""  # noqa: S608 -- constants
 
 # A message from delivery_retry is settled only if its row still has the epoch of its claim (`claim`). A settle that is
 # repeated after a lost answer finds its rows and changes nothing more. Rows of a day that is not open any more are left
@@ -281,7 +291,8 @@ def _is_first_try(settlement: Settlement) -> bool:
 async def settle(connection: Connection, owner: str, batches: Sequence[Batch], now: datetime) -> list[bool]:
     """Record outcomes and move checkpoints forward; return for each batch whether the owner still has its lease.
 
-    Nothing of a batch is written if the owner lost its lease.
+    Nothing of a batch is written if the owner lost its lease. After a change of topics or filters outcomes are recorded
+    and the checkpoint stays.
     """
     outcomes: list[Settlement] = []
     first_tries: list[Settlement] = []

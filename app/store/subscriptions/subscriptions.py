@@ -19,7 +19,7 @@ PULL = "pull"
 # Statements here are formatted with names of columns only. The rate that a webhook granted limits the requested rate.
 COLUMNS = """subscription_id, name, topics, filters, destination, secrets, credentials, start, ordered, on_dead, shards,
   max_in_flight, least(rate_per_s, granted_per_s) as rate_per_s, rate_per_s as asked_rate_per_s, granted_per_s,
-  timeout_s, retry, expire_after_s, max_backlog, state, state_reason, created_at, updated_at"""
+  timeout_s, retry, expire_after_s, max_backlog, state, state_reason, created_at, updated_at, matches_since"""
 
 # Safe under concurrency: subscription_name accepts one of two concurrent creators. The checkpoint is written with the
 # row, so that each reader of the subscription sees its start. `start` needs no lock: every outbox row that this
@@ -135,7 +135,8 @@ class Subscription:
     """A subscription. `filters`, `destination` and `start` are the JSON of the request, without its secrets.
 
     `secrets` and `credentials` are JSON as stored; `app.secrets.vault` decrypts them. `rate_per_s` is the rate in
-    force: the lower of `asked_rate_per_s` and `granted_per_s` (the rate that a webhook granted).
+    force: the lower of `asked_rate_per_s` and `granted_per_s` (the rate that a webhook granted). `matches_since`: the
+    last change of topics or filters.
     """
 
     subscription_id: int
@@ -161,6 +162,7 @@ class Subscription:
     state_reason: str | None
     created_at: datetime
     updated_at: datetime
+    matches_since: datetime
 
     @property
     def is_pulled(self) -> bool:
