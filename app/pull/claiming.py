@@ -45,17 +45,18 @@ class ClaimedBatch:
 
 
 async def claim(
-    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, invisible: timedelta
 ) -> ClaimedBatch:
     """Claim up to `at_most` messages: retries and delayed messages that are due, or else new ones from the log.
 
     Not both, so that one statement claims all and none is claimed for an answer that fails. With a rate, only as many
-    as it allows now.
+    as it allows now. If the subscription was changed since it was read, nothing new, and there may be more.
     """
+    subscription = pulled.subscription
     if subscription.state is not SubscriptionState.ACTIVE:
         return ClaimedBatch([], False, clock.now() + invisible)
     if subscription.rate_per_s is None:
-        return await _claim(connection, clock, subscription, at_most, invisible)
+        return await _claim(connection, clock, pulled, at_most, invisible)
     async with connection.transaction():
         until = await paced_until(connection, subscription.subscription_id)
         now = clock.now()
@@ -63,7 +64,7 @@ async def claim(
         room = pacer.room(CLAIMED_AT, at_most)
         if room == 0:
             return ClaimedBatch([], False, now + invisible)
-        claimed = await _claim(connection, clock, subscription, room, invisible)
+        claimed = await _claim(connection, clock, pulled, room, invisible)
         if claimed.messages:
             pacer.sent(CLAIMED_AT, len(claimed.messages))
             await pace(connection, subscription.subscription_id, paced_until_of(pacer, now))
@@ -97,8 +98,9 @@ def _span(at_most: int) -> int:
 
 
 async def _claim(
-    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, invisible: timedelta
 ) -> ClaimedBatch:
+    subscription = pulled.subscription
     nothing = ClaimedBatch([], False, clock.now() + invisible)
     found = await look(connection, subscription.subscription_id, clock.now())
     if found is None:
@@ -110,10 +112,12 @@ async def _claim(
             return ClaimedBatch(messages, True, now + invisible)
     span = _span(at_most)
     for _ in range(SPANS_AT_ONCE if found.logged else 0):
-        new, now = await _claim_new(connection, clock, subscription, at_most, span, invisible)
+        new, now = await _claim_new(connection, clock, pulled, at_most, span, invisible)
         if new.claim_id is not None:
             messages = _of_claim(new, found.handle_key, subscription, now)
             return ClaimedBatch(messages, new.more, now + invisible, goes_on=new.more)
+        if new.refused:
+            break
         if not new.more:
             return nothing
         span = max(span, SPAN)
@@ -140,16 +144,16 @@ async def _claim_stored(
 
 
 async def _claim_new(
-    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, span: int, invisible: timedelta
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, span: int, invisible: timedelta
 ) -> tuple[NewClaim, datetime]:
     """Claim messages of the log; return them with the time of the claim."""
-    if subscription.ordered is Ordered.NONE:
+    if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_new(connection, subscription, at_most, span, now + invisible, now), now
+        return await claim_new(connection, pulled, at_most, span, now + invisible, now), now
     async with connection.transaction():
-        await ordered_claims.lock(connection, subscription.subscription_id)
+        await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         now = clock.now()
-        new = await ordered_claims.claim_new_in_order(connection, subscription, at_most, span, now + invisible, now)
+        new = await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, now + invisible, now)
     return new, now
 
 

@@ -121,7 +121,7 @@ async def _old(
     for _ in range(SPANS_PASSED):
         if not more or passed >= AT_ONCE:
             break
-        count, more = await waiting_limits.pass_over(connection, reader_of(subscription), AT_ONCE - passed, before, now)
+        count, more = await waiting_limits.pass_over(connection, subscription, AT_ONCE - passed, before, now)
         passed += count
     subscription_id = subscription.subscription_id
     rows = await waiting_limits.lock_waiting(connection, subscription_id, before, AT_ONCE, replays=True)
@@ -132,11 +132,11 @@ async def _oldest(
     connection: Connection, subscription: Subscription, count: int, now: datetime
 ) -> list[HeldSettlement]:
     """Return the dead letters of the `count` oldest messages that wait: rows first, then those of the log."""
-    subscription_id, reader = subscription.subscription_id, reader_of(subscription)
+    subscription_id = subscription.subscription_id
     rows = await waiting_limits.lock_waiting(connection, subscription_id, now, count, replays=False)
     missing, more, spans = count - len(rows), True, 0
     while missing > 0 and more and spans < SPANS_PASSED:
-        passed, more = await waiting_limits.pass_over(connection, reader, missing, now, now)
+        passed, more = await waiting_limits.pass_over(connection, subscription, missing, now, now)
         missing, spans = missing - passed, spans + 1
     if missing < count - len(rows):
         rows = await waiting_limits.lock_waiting(connection, subscription_id, now, count, replays=False)

@@ -277,7 +277,7 @@ async def _claim_once(
             return known.subscription, more
     known = await _pulled(runtime, connection, name)
     caller.must_cover_topics(known.subscription.topics)
-    found = await claim(connection, runtime.clock, known.subscription, at_most, invisible)
+    found = await claim(connection, runtime.clock, known, at_most, invisible)
     known.goes_on = found.goes_on
     return known.subscription, found
 

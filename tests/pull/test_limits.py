@@ -16,8 +16,8 @@ from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
 from app.store.pull import waiting_limits
+from app.store.pull.claims import PulledSubscription, pulled
 from app.store.pull.waiting import claimable
-from app.store.subscriptions.subscriptions import one
 from tests.pull.test_waiting import waiting
 from tests.relay.test_expiry import shown
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
@@ -233,8 +233,8 @@ async def test_claims_follow_the_rate_together(
 ) -> None:
     await subscribed(client, rate_per_s=20, ordered=ordered)
     await publish(client, *(order(n) for n in range(100)))
-    subscription, clock, got = await one(db, "worker"), Clock(fixed=datetime.now(UTC)), []
-    assert subscription is not None
+    subscription, clock, got = await pulled(db, "worker"), Clock(fixed=datetime.now(UTC)), []
+    assert isinstance(subscription, PulledSubscription)
     for _ in range(40):
         claimed = await claim(db, clock, subscription, 100, timedelta(seconds=600))
         got.append(len(claimed.messages))
@@ -304,8 +304,8 @@ async def test_retries_count_in_the_rate(client: httpx.AsyncClient, db: Connecti
     await publish(client, *(order(n) for n in range(10)))
     claimed = await consumer.claim(max=100)
     await consumer.settle("nack", *(message["handle"] for message in claimed), retry_after_s=0)
-    subscription, clock = await one(db, "worker"), Clock(fixed=datetime.now(UTC))
-    assert subscription is not None
+    subscription, clock = await pulled(db, "worker"), Clock(fixed=datetime.now(UTC))
+    assert isinstance(subscription, PulledSubscription)
     clock.fixed += timedelta(seconds=1)
     found = await claim(db, clock, subscription, 100, timedelta(seconds=600))
     assert [message.message.used for message in found.messages] == [1, 1, 1]

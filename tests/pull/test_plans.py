@@ -44,12 +44,12 @@ async def test_a_claim_reads_a_short_range_of_the_log(
     full: Connection, generic: bool, statement: ClaimStatement
 ) -> None:
     low, high = await ends(full)
-    given = {"version": await full.fetchval(SUBSCRIPTION)} if statement is CLAIM_NEXT else {}
+    version = await full.fetchval(SUBSCRIPTION)
     await full.execute(CURSOR, (low + high) // 2)
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
     parameters, sql = statement.of(reader)
-    arguments = parameters.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW, **given)
-    found = big(await scans(full, sql, parameters.types, arguments, generic=generic))
+    asked = {"version": version, "room": ROOM, "span": READ, "held_until": UNTIL, "sweep_at": UNTIL, "now": NOW}
+    found = big(await scans(full, sql, parameters.types, parameters.arguments(reader, **asked), generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
     assert all("offset" in (scan.index or "offset") for scan in scans_of(found, "outbox"))
@@ -60,12 +60,14 @@ async def test_a_claim_reads_a_short_range_of_the_log(
 @BOTH_PLANS
 async def test_a_claim_in_the_order_of_keys_reads_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
     low, high = await ends(full)
+    version = await full.fetchval(SUBSCRIPTION)
     await full.execute(CURSOR, (low + high) // 2)
     # As on the connections of these statements; a scan of one page costs less than an index.
     await full.execute("set enable_seqscan = off")
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
     parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
-    asked = {"room": ROOM, "span": READ, "held_until": UNTIL, "sweep_at": UNTIL, "now": NOW, "hold": True}
+    asked = {"version": version, "room": ROOM, "span": READ, "held_until": UNTIL, "sweep_at": UNTIL, "now": NOW}
+    asked["hold"] = True
     found = big(await scans(full, sql, parameters.types, parameters.arguments(reader, **asked), generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
@@ -105,8 +107,10 @@ async def test_what_is_passed_over_is_a_short_range_of_the_log(full: Connection,
     await full.execute(CURSOR, (low + high) // 2)
     await full.execute("set enable_seqscan = off")
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
+    await full.execute(SUBSCRIPTION)
+    since = await full.fetchval("select matches_since from subscription")
     for statement, parameters, given in (
-        (PASS_OVER, PASSER, {"room": ROOM, "before": NOW, "now": NOW}),
+        (PASS_OVER, PASSER, {"room": ROOM, "before": NOW, "now": NOW, "matches_since": since}),
         (OLDEST_AHEAD, OLDEST, {"after": (low + high) // 2}),
     ):
         arguments = parameters.arguments(reader, **given)

@@ -48,8 +48,9 @@ from subscription where name = $1 and deleted_at is null
 # Whether the row of the subscription {0} still has the version {1}: it was not changed, paused or deleted.
 _UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
 
-# What a claim from the log is asked for, and its reader.
+# What a claim from the log is asked for, and its reader. `version`: that of the subscription's row.
 OF_CLAIM = (
+    Column("version", "text", given=True),
     Column("room", "int", given=True),
     Column("span", "int", given=True),
     Column("held_until", "timestamptz", given=True),
@@ -77,13 +78,18 @@ class ClaimStatement:
 def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
     """Return the parts of a claim that read the log; `span`: how many entries; `only_if`: a condition of the claim.
 
+    It reads nothing if the subscription was changed since it was read: what was committed after a change of topics or
+    filters is in this snapshot only with the change, and is never passed over by the former ones.
+
     `matched` stops at the entry that fills the room, and reads at most `span` entries in log order. `bodies` is bounded
     by the bytes of bodies. `reach` is the offset that the cursor moves to, and whether there may be more. Without a
-    full room it is the end of what was read, which only then is looked up.
+    full room it is the end of what was read, which only then is looked up. `more` is null if the claim must not read.
     """
     entries = f"""from outbox o where o."offset" > k."offset" order by o."offset" limit {span}"""
     return f"""cursor as materialized (
-  select k."offset" from pull_cursor k where k.subscription_id = {claimer["subscription_id"]} and {only_if}
+  select k."offset" from pull_cursor k
+  where k.subscription_id = {claimer["subscription_id"]}
+    and {_UNCHANGED.format(claimer["subscription_id"], claimer["version"])} and {only_if}
   for update
 ), matched as materialized (
   select n.* from cursor k cross join lateral (
@@ -101,7 +107,8 @@ def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
   ) h
 ), reach as materialized (
   select coalesce(c."offset", case when m.count >= {claimer["room"]} then m.last else s.last end) as "offset",
-    c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} as more
+    case when exists (select from cursor)
+      then c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} end as more
   from (select count(*), max("offset") as last from matched) m
   cross join (select min("offset") - 1 as "offset" from bodies where before >= {WINDOW_BYTES}) c
   cross join lateral (
@@ -164,15 +171,10 @@ with {log_read(claimer, claimer["span"], only_if)}, taken as materialized (
 
 CLAIM_NEW = ClaimStatement(_claim_new)
 
-# The same in one statement for a consumer that goes on: it claims nothing if the subscription was changed since it was
-# read, or if something else comes first. Nothing is locked then.
+# The same in one statement for a consumer that goes on: it claims nothing if something else comes first. Nothing is
+# locked then.
 CLAIM_NEXT = ClaimStatement(
-    lambda claimer: _claim_new(
-        claimer,
-        f"""{_UNCHANGED.format(claimer["subscription_id"], claimer["version"])}
-    and not {_STORED.format(claimer["subscription_id"], claimer["now"])}""",
-    ),
-    Column("version", "text", given=True),
+    lambda claimer: _claim_new(claimer, f"not {_STORED.format(claimer['subscription_id'], claimer['now'])}")
 )
 
 # $1 is the subscription, $2 the time, $3 the version of the subscription's row, or null: any. `place` is the number of
@@ -286,12 +288,14 @@ class PulledSubscription:
 class NewClaim:
     """The messages of a claim from the log, in the order of offsets; `claim_id` is None if there are none.
 
-    `more`: the log goes on after what was read.
+    `more`: the log goes on after what was read. `refused`: nothing was read, because the subscription was changed since
+    it was read itself, or because something else comes first.
     """
 
     claim_id: int | None
     messages: list[Outgoing]
     more: bool
+    refused: bool
 
 
 @dataclass(slots=True)
@@ -353,21 +357,22 @@ async def pace(connection: Connection, subscription_id: int, until: datetime) ->
 
 
 async def claim_new(
-    connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
+    connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
 ) -> NewClaim:
-    """Claim up to `room` messages of the next `span` log entries until a time."""
-    reader = reader_of(subscription)
+    """Claim up to `room` messages of the next `span` log entries until a time; refused if the subscription changed."""
+    reader = reader_of(pulled.subscription)
     parameters, sql = CLAIM_NEW.of(reader)
-    return new_claim(await connection.fetch(sql, *parameters.arguments(reader, **asked(room, span, until, now))))
+    arguments = parameters.arguments(reader, **asked(pulled, room, span, until, now))
+    return new_claim(await connection.fetch(sql, *arguments))
 
 
 async def claim_next(
     connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
 ) -> NewClaim:
-    """Claim as `claim_new`; nothing if the subscription was changed, or if rows of delivery_retry are due."""
+    """Claim as `claim_new`; refused also if rows of delivery_retry are due."""
     reader = reader_of(pulled.subscription)
     parameters, sql = CLAIM_NEXT.of(reader)
-    arguments = parameters.arguments(reader, **asked(room, span, until, now), version=pulled.version)
+    arguments = parameters.arguments(reader, **asked(pulled, room, span, until, now))
     return new_claim(await connection.fetch(sql, *arguments))
 
 
@@ -376,10 +381,17 @@ def reader_of(subscription: Subscription) -> Reader:
     return Reader(subscription.subscription_id, 0, subscription.route, 1, 0, 0, NEWEST)
 
 
-def asked(room: int, span: int, until: datetime, now: datetime) -> dict[str, Any]:
+def asked(pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime) -> dict[str, Any]:
     """Return the values of OF_CLAIM."""
     sweep_at = min(until, now + CLAIM_LASTS)
-    return {"room": room, "span": span, "held_until": until, "sweep_at": sweep_at, "now": now}
+    return {
+        "version": pulled.version,
+        "room": room,
+        "span": span,
+        "held_until": until,
+        "sweep_at": sweep_at,
+        "now": now,
+    }
 
 
 def new_claim(found: Sequence[Record]) -> NewClaim:
@@ -387,7 +399,10 @@ def new_claim(found: Sequence[Record]) -> NewClaim:
     *rows, last = found
     logged = len(LOGGED)
     return NewClaim(
-        rows[0]["claim_id"] if rows else None, [Outgoing(*row[:logged]) for row in rows], bool(last["more"])
+        rows[0]["claim_id"] if rows else None,
+        [Outgoing(*row[:logged]) for row in rows],
+        more=bool(last["more"]),
+        refused=last["more"] is None,
     )
 
 

@@ -8,11 +8,20 @@ from datetime import datetime
 
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
-from app.store.pull.claims import MADE, ClaimStatement, NewClaim, asked, claimed, log_read, new_claim, reader_of
+from app.store.pull.claims import (
+    MADE,
+    ClaimStatement,
+    NewClaim,
+    PulledSubscription,
+    asked,
+    claimed,
+    log_read,
+    new_claim,
+    reader_of,
+)
 from app.store.pull.held_retries import REPLAYS, SIZE, TAKE, StoredClaim
 from app.store.relay.log import Outgoing
 from app.store.relay.retries import OPEN, RUN
-from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import OnDead
 
 # While so many rows of a subscription wait in delivery_retry, its consumers get nothing new from the log.
@@ -136,13 +145,13 @@ async def lock(connection: Connection, subscription_id: int) -> None:
 
 
 async def claim_new_in_order(
-    connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
+    connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
 ) -> NewClaim:
     """Claim up to `room` messages of the next `span` log entries, as claim_new does. Needs the lock."""
-    hold = subscription.on_dead is OnDead.HOLD
-    reader = reader_of(subscription)
+    hold = pulled.subscription.on_dead is OnDead.HOLD
+    reader = reader_of(pulled.subscription)
     parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
-    arguments = parameters.arguments(reader, **asked(room, span, until, now), hold=hold)
+    arguments = parameters.arguments(reader, **asked(pulled, room, span, until, now), hold=hold)
     return new_claim(await connection.fetch(sql, *arguments))
 
 

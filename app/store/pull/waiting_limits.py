@@ -7,10 +7,12 @@ from uuid import UUID
 
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
+from app.store.pull.claims import reader_of
 from app.store.pull.held_retries import REPLAYS, Ctid
 from app.store.relay.expiry import SINCE
 from app.store.relay.log import OF_READER, Reader, matches
 from app.store.relay.retries import OPEN
+from app.store.subscriptions.subscriptions import Subscription
 
 # How many log entries one statement reads.
 SPAN = 5_000
@@ -46,15 +48,20 @@ PASSER = Parameters(
     Column("room", "int", given=True),
     Column("before", "timestamptz", given=True),
     Column("now", "timestamptz", given=True),
+    Column("matches_since", "timestamptz", given=True),
     *OF_READER,
 )
 _SUBSCRIPTION, _NOW = PASSER["subscription_id"], PASSER["now"]
 
 # Move up to `room` messages of the log to delivery_retry, and the cursor over them and what the subscription does not
 # take: no entry that was committed after `before`. Offsets are in the order of commits, up to the difference of clocks.
+# Nothing is moved if the topics or filters are not those of the reader any more.
 PASS_OVER = f"""
 with cursor as materialized (
-  select k."offset" from pull_cursor k where k.subscription_id = {_SUBSCRIPTION} for update
+  select k."offset" from pull_cursor k where k.subscription_id = {_SUBSCRIPTION} and exists (
+    select from subscription u where u.subscription_id = {_SUBSCRIPTION} and u.matches_since = {PASSER["matches_since"]}
+  )
+  for update
 ), span as materialized (
   select n.* from cursor k cross join lateral (
     select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
@@ -173,13 +180,14 @@ async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> tu
 
 
 async def pass_over(
-    connection: Connection, reader: Reader, room: int, before: datetime, now: datetime
+    connection: Connection, subscription: Subscription, room: int, before: datetime, now: datetime
 ) -> tuple[int, bool]:
     """Move up to `room` messages of the log that were committed until `before` to delivery_retry.
 
-    Return how many, and whether more of the log may be as old.
+    Return how many, and whether more of the log may be as old. None once its topics or filters have changed.
     """
-    row = await connection.fetchrow(PASS_OVER, *PASSER.arguments(reader, room=room, before=before, now=now))
+    given = {"room": room, "before": before, "now": now, "matches_since": subscription.matches_since}
+    row = await connection.fetchrow(PASS_OVER, *PASSER.arguments(reader_of(subscription), **given))
     assert row is not None
     return row["passed"], row["more"]
 
