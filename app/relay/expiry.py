@@ -44,7 +44,7 @@ class Expiry:
         # The share of a limit that is used, of both limits the larger share, and when the oldest message was committed.
         self.used = 0.0
         self.oldest_at: datetime | None = None
-        self._shard, self._window = source.shard, window
+        self._shard, self._lease, self._window = source.shard, source.lease, window
         self._announced = False
         # How many messages the last count found too many, and the last two counts both; less those that went since.
         self._found = self._excess = 0
@@ -149,7 +149,7 @@ class Expiry:
     async def _claim(
         self, connection: Connection, reason: DeadLetterReason, before: datetime, at_most: int, now: datetime
     ) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
-        claimed = await claim_waiting(connection, self._shard, before, at_most, now + CLAIM_FOR, now)
+        claimed = await claim_waiting(connection, self._lease, self._shard, before, at_most, now + CLAIM_FOR, now)
         self._retries = max(0, self._retries - len(claimed))
         self._gone(len(claimed))
         self.more = len(claimed) >= AT_ONCE

@@ -192,10 +192,12 @@ class Relay:
             self._head_at = self._looked_at = now
             self._unread = self._direct = False
             if claims:
-                await self._claim_retries(connection, now, any_wait=self._retries_wait)
+                await self._claim_retries(runtime, connection, now, any_wait=self._retries_wait)
         return _groups(stream for stream in streams if stream.wants_messages(self._head))
 
-    async def _claim_retries(self, connection: Connection, now: datetime, *, any_wait: bool = True) -> None:
+    async def _claim_retries(
+        self, runtime: Runtime, connection: Connection, now: datetime, *, any_wait: bool = True
+    ) -> None:
         for stream in self.streams.values():
             stream.outcomes.reclaim = False
         self._retries_at = now
@@ -204,7 +206,9 @@ class Relay:
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
-            claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
+            claimed = (
+                await claim_retries(connection, runtime.owner, claimants, now + RETRY_LEASE, now) if claimants else []
+            )
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:
                 stream.retry(messages)

@@ -119,6 +119,7 @@ class Stream:
         if room <= 0 or not self.outcomes.has_retry_room:
             return None
         return Claimant(
+            lease=self.lease,
             subscription_id=shard.subscription_id,
             replay=shard.replay,
             shards=shard.divided_by,

@@ -24,7 +24,7 @@ SETTLED = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
         (WINDOW, READER.types),
         (SETTLE_FIRST_TRIES, SETTLED),
         (SETTLE, [*SETTLED, *OUTCOMES.types]),
-        (CLAIM_RETRIES, [*CLAIMANTS.types, "timestamptz", "timestamptz"]),
+        (CLAIM_RETRIES, [*CLAIMANTS.types, "text", "timestamptz", "timestamptz"]),
         (NEXT_DUE, ["timestamptz", "uuid"]),
         (TOPICS_AFTER, ["bigint", "int"]),
     ],

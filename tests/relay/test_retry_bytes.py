@@ -13,6 +13,7 @@ from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.relay.window import UNSETTLED_BYTES
 from app.runtime.state import Runtime
+from app.store.relay.leases import claim
 from app.store.relay.log import WINDOW_BYTES
 from app.store.relay.retries import Claimant, claim_retries
 from tests.support.check_responder import Call, Responder
@@ -57,13 +58,14 @@ async def test_a_claim_reads_few_large_bodies(
     await retry_all(db)
     subscription_id = await db.fetchval("select subscription_id from subscription")
     now = datetime.now(UTC)
-    claimant = Claimant(subscription_id, 0, 1, 0, 1 if ordered else 7, ordered=ordered, hold=False)
+    [lease] = await claim(db, ["relay"], "one", now + timedelta(minutes=1), 1, now)
+    claimant = Claimant(lease, subscription_id, 0, 1, 0, 1 if ordered else 7, ordered=ordered, hold=False)
     for first in range(0, 7, IN_A_READ):
-        [claimed] = await claim_retries(db, [claimant], now + timedelta(minutes=1), now)
+        [claimed] = await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now)
         assert [message.offset for message in claimed] == sent[first : first + IN_A_READ]
         # As if they were settled.
         await db.execute("delete from delivery_retry where leased_until is not null")
-    assert await claim_retries(db, [claimant], now + timedelta(minutes=1), now) == [[]]
+    assert await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now) == [[]]
 
 
 async def test_large_retries_that_are_not_settled_are_few(

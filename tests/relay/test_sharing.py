@@ -359,7 +359,7 @@ async def test_a_drain_releases_claimed_retries(
         stream.sender.lease_until -= timedelta(seconds=60)
         runtime.clock.offset_s += 12
         async with runtime.database.connection() as connection:
-            await relay._claim_retries(connection, runtime.clock.now())
+            await relay._claim_retries(runtime, connection, runtime.clock.now())
         assert await db.fetchval("select count(*) from delivery_retry where leased_until is not null") == 1
         await relay.drain(runtime)
     assert await db.fetchval("select count(*) from delivery_retry where leased_until is not null") == 0

@@ -6,6 +6,7 @@ from datetime import datetime
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
 from app.store.relay.checkpoints import Shard
+from app.store.relay.leases import Lease
 from app.store.relay.log import HASH, OF_READER, Outgoing, Reader, matches
 from app.store.relay.retries import FREE, OPEN
 
@@ -26,13 +27,17 @@ select min(w.since) as oldest_at, count(*)::int as waiting from (
 """  # noqa: S608 -- constants
 
 # Claim the rows that wait since $5 or longer, oldest first, as CLAIM_RETRIES claims those that are due: by the epoch of
-# the row, so that no other worker settles it. Due times and the order of keys do not matter, because nothing is sent.
-# Served by delivery_retry_waiting; the message itself is not read.
+# the row, so that no other worker settles it, and under the lease, which `held` locks. Due times and the order of keys
+# do not matter, because nothing is sent. Served by delivery_retry_waiting; the message itself is not read.
 CLAIM_WAITING = f"""
-with old as materialized (
-  select d.ctid as at from delivery_retry d
-  where {_OF_SHARD} and {SINCE} <= $5 and {FREE.format("d", "$8")} and {OPEN.format("d")}
-  order by {SINCE} limit $6 for update skip locked
+with held as materialized (
+  select 1 from lease where name = $9 and owner = $10 and epoch = $11 for share
+), old as materialized (
+  select d.ctid as at from held cross join lateral (
+    select d.ctid from delivery_retry d
+    where {_OF_SHARD} and {SINCE} <= $5 and {FREE.format("d", "$8")} and {OPEN.format("d")}
+    order by {SINCE} limit $6 for update skip locked
+  ) d
 ), claimed as (
   update delivery_retry r set leased_until = $7, lease_epoch = r.lease_epoch + 1
   where r.ctid = any(array(select at from old)) and {FREE.format("r", "$8")}
@@ -74,13 +79,14 @@ async def waiting_retries(connection: Connection, shard: Shard, at_most: int, no
 
 
 async def claim_waiting(
-    connection: Connection, shard: Shard, before: datetime, at_most: int, until: datetime, now: datetime
+    connection: Connection, lease: Lease, shard: Shard, before: datetime, at_most: int, until: datetime, now: datetime
 ) -> list[tuple[Outgoing, str | None]]:
     """Claim up to `at_most` of a shard's retries that have waited since `before` or longer, until `until`.
 
-    Return them without their bodies, in the order of offsets, each with its last error.
+    Return them without their bodies, in the order of offsets, each with its last error; none if the lease is lost.
     """
-    rows = await connection.fetch(CLAIM_WAITING, *_of(shard), before, at_most, until, now)
+    of_lease = lease.name, lease.owner, lease.epoch
+    rows = await connection.fetch(CLAIM_WAITING, *_of(shard), before, at_most, until, now, *of_lease)
     return [
         (
             Outgoing(

@@ -6,12 +6,15 @@ from datetime import datetime
 
 from app.database.columns import Column, RowArrays, field_names
 from app.database.connection import Connection
+from app.store.relay.leases import Lease
 from app.store.relay.log import HASH, WINDOW_BYTES, Outgoing
 
 # The most rows of one key in a claim; they are sent one after another.
 RUN = 32
 
 CLAIMANTS = RowArrays(
+    Column("name", "text", "lease.name"),
+    Column("epoch", "bigint", "lease.epoch"),
     Column("subscription_id", "int"),
     Column("replay", "int"),
     Column("shards", "int"),
@@ -20,6 +23,8 @@ CLAIMANTS = RowArrays(
     Column("ordered", "bool"),
     Column("hold", "bool"),
 )
+# The parameters after those of the claimants.
+_OWNER, _UNTIL, _NOW = (f"${CLAIMANTS.next + number}" for number in range(3))
 
 # The source of each field of a claimed message: its row (c), the outbox (o) or its half (h).
 MESSAGE = {
@@ -53,6 +58,8 @@ BYTES = """coalesce({0}.own, (
   ), 0)"""
 
 # `waiting` finds the streams that have rows, one descent for each: most subscriptions have none, and are not looked up.
+# `streams` locks their leases against a new claim until the commit, as a settle does. So a former holder of a shard
+# claims nothing, and a new one, which frees the claims of the former, finds all of them.
 # 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
 #    the epoch of the row ensure that two workers that both assume they hold a stream never get the same row. With
 #    `ordered` a row is claimable only if no lower offset of its key was sent before or is due (delivery_retry_key).
@@ -74,20 +81,23 @@ with recursive waiting as (
     order by d.subscription_id, d.replay limit 1
   ) n
 ), streams as materialized (
-  select * from {CLAIMANTS.unnest("s", ordinality="n")}
+  select s.* from {CLAIMANTS.unnest("s", ordinality="n")}
+  join lease l on l.name = s.name and l.owner = {_OWNER} and l.epoch = s.epoch
   where (s.subscription_id, s.replay) in (select subscription_id, replay from waiting)
+  order by s.name for share of l
 ), due as materialized (
   select d.*, s.n, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
     select d.ctid as at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
       octet_length(d.body) as own
     from delivery_retry d
-    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= $9 and {FREE.format("d", "$9")}
+    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= {_NOW}
+      and {FREE.format("d", _NOW)}
       and (s.shards = 1 or {HASH.format("d")} % s.shards = s.shard)
       and {OPEN.format("d")}
       and (not s.ordered or d.key is null or not exists (
         select from delivery_retry b
         where b.subscription_id = d.subscription_id and b.replay = d.replay and b.key = d.key
-          and b."offset" < d."offset" and (b.first_at is not null or b.due_at <= $9)
+          and b."offset" < d."offset" and (b.first_at is not null or b.due_at <= {_NOW})
       ))
       and (not s.hold or d.key is null or not exists (
         select from dead_letter x
@@ -110,18 +120,18 @@ with recursive waiting as (
       select n.at, n."offset", {BYTES.format("n")} as bytes,
         bool_and(n.claimable) over (order by n."offset") as unbroken from (
         select n.ctid as at, n.transaction_id, n.position, n."offset", octet_length(n.body) as own,
-          n.due_at <= $9 and {FREE.format("n", "$9")} and {OPEN.format("n")} as claimable
+          n.due_at <= {_NOW} and {FREE.format("n", _NOW)} and {OPEN.format("n")} as claimable
         from delivery_retry n
         where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
-          and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= $9)
+          and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= {_NOW})
         order by n."offset" limit {RUN}
       ) n
     ) n
     where h.runs and n.unbroken
   ) f where f.before < {WINDOW_BYTES}
 ), claimed as (
-  update delivery_retry r set leased_until = $8, lease_epoch = r.lease_epoch + 1
-  where r.ctid = any(array(select at from heads union all select at from run)) and {FREE.format("r", "$9")}
+  update delivery_retry r set leased_until = {_UNTIL}, lease_epoch = r.lease_epoch + 1
+  where r.ctid = any(array(select at from heads union all select at from run)) and {FREE.format("r", _NOW)}
   returning r.*
 )
 select {", ".join(MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
@@ -141,8 +151,12 @@ order by c."offset"
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A stream with room for `room` retries. `ordered`: in the order of keys. `hold`: a dead letter blocks its key."""
+    """A stream with room for `room` retries, under its lease.
 
+    `ordered`: in the order of keys. `hold`: a dead letter blocks its key.
+    """
+
+    lease: Lease
     subscription_id: int
     replay: int
     shards: int
@@ -153,14 +167,14 @@ class Claimant:
 
 
 async def claim_retries(
-    connection: Connection, claimants: Sequence[Claimant], until: datetime, now: datetime
+    connection: Connection, owner: str, claimants: Sequence[Claimant], until: datetime, now: datetime
 ) -> list[list[Outgoing]]:
     """Claim due retries until `until`; return the messages of each claimant in offset order.
 
     A claimant may get more than its room, because the first row of a key brings the next ones, and less, because the
-    bodies have at most WINDOW_BYTES, not counting the last.
+    bodies have at most WINDOW_BYTES, not counting the last; and none if the owner lost its lease.
     """
-    rows = await connection.fetch(CLAIM_RETRIES, *CLAIMANTS.arrays(claimants), until, now)
+    rows = await connection.fetch(CLAIM_RETRIES, *CLAIMANTS.arrays(claimants), owner, until, now)
     found: list[list[Outgoing]] = [[] for _ in claimants]
     for *message, n in rows:
         found[n - 1].append(Outgoing(*message))
