@@ -413,7 +413,7 @@ async def _changes(connection: Connection, stream: Stream, now: datetime) -> lis
     subscription, shard = stream.subscription, stream.source.shard
     announced: list[Announcement | None] = []
     if stream.outcomes.disabled_reason is not None:
-        disabled = await disable(connection, shard.subscription_id, stream.outcomes.disabled_reason, now)
+        disabled = await disable(connection, subscription, stream.outcomes.disabled_reason, now)
         if disabled:
             log.warning(
                 "subscription_disabled", subscription=subscription.name, because=stream.outcomes.disabled_reason

@@ -240,6 +240,30 @@ async def test_410_disables_and_loses_nothing(
     assert await db.fetchval("select max(attempts) from receipt") == 1
 
 
+async def test_a_late_410_does_not_disable_a_subscription_that_was_resumed(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    answered = asyncio.Event()
+
+    async def gone(call: Call) -> web.Response:
+        if len(receiver.calls) == 2:
+            await answered.wait()
+        return web.Response(status=410 if len(receiver.calls) <= 2 else 200)
+
+    async with Responder(gone) as receiver:
+        await subscribe(client, receiver, max_in_flight=2, timeout_s=60)
+        sent = await publish(client, order(1), order(2))
+        states = "select state from subscription"
+        await turn_until(relay, runtime, lambda: db.fetchval(f"select ({states}) = 'disabled'"))
+        assert len(receiver.calls) == 2
+        assert (await client.post("/subscriptions/mailer/resume")).status_code == 200
+        answered.set()
+        runtime.clock.offset_s += 2
+        await settled(relay, runtime, db, 2)
+        assert await db.fetchval(states) == "active"
+    assert sorted(offsets(receiver)) == sorted([*sent, *sent])
+
+
 async def test_retry_after_uses_up_no_attempt(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

@@ -35,8 +35,9 @@ async def test_each_change_of_a_subscription_leaves_a_version(client: httpx.Asyn
     await client.post("/subscriptions/mailer/pause")
     await client.post("/subscriptions/mailer/pause")
     await client.post("/subscriptions/mailer/resume")
-    [number] = (await db.fetchrow("select subscription_id from subscription")) or [0]
-    assert await store.disable(db, number, "410", (await db.fetchval("select clock_timestamp()")))
+    resumed = await store.one(db, "mailer")
+    assert resumed is not None
+    assert await store.disable(db, resumed, "410", (await db.fetchval("select clock_timestamp()")))
     await client.delete("/subscriptions/mailer")
     wide: tuple[Any, ...] = (["order", "bill.*"], '{"tags": ["red"]}')
     assert [tuple(row) for row in await db.fetch(HISTORY)] == [

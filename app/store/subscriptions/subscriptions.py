@@ -98,10 +98,11 @@ returning {COLUMNS}
 # Primary key. Workers close and open the streams of a subscription when its row has changed.
 TOUCH = "update subscription set updated_at = $2 where subscription_id = $1"
 
-# Primary key. A subscription that a person paused meanwhile stays paused.
+# Primary key. A subscription that a person paused meanwhile stays paused, and one that was changed or resumed meanwhile
+# stays active: what refused is the former destination, or was before the resumption.
 DISABLE = """
-update subscription set state = 'disabled', state_reason = $2, updated_at = $3
-where subscription_id = $1 and state = 'active' and deleted_at is null
+update subscription set state = 'disabled', state_reason = $3, updated_at = $4
+where subscription_id = $1 and updated_at = $2 and state = 'active' and deleted_at is null
 returning 1
 """
 
@@ -332,9 +333,13 @@ async def set_state(connection: Connection, name: str, state: SubscriptionState,
     return subscription_of(row) if row else None
 
 
-async def disable(connection: Connection, subscription_id: int, reason: str, now: datetime) -> bool:
-    """Disable a subscription because its destination refuses all further messages; False if it was not active."""
-    return await connection.fetchval(DISABLE, subscription_id, reason, now) is not None
+async def disable(connection: Connection, sent_for: Subscription, reason: str, now: datetime) -> bool:
+    """Disable a subscription because its destination refuses all further messages.
+
+    False if it is not active, or not as it was when the messages were sent.
+    """
+    given = sent_for.subscription_id, sent_for.updated_at, reason, now
+    return await connection.fetchval(DISABLE, *given) is not None
 
 
 async def touch(connection: Connection, subscription_id: int, now: datetime) -> None:
