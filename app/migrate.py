@@ -1,12 +1,14 @@
 """Migrate a database to this version's schema, and check whether this version works on a database's schema."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from time import monotonic
 
 import asyncpg
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -18,6 +20,8 @@ from app.permissions import Caller
 from app.policy.check_schedule import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
 from app.store.proof.shared_settings import raise_rule, read_rule, write_rules
 from app.store.retention import days
+
+log = structlog.get_logger(__name__)
 
 # The oldest revision whose service works on this version's schema: its replicas serve beside the new ones during an
 # upgrade, and alone after a rollback. A migration that takes away what they use raises it. Services before 0012 need
@@ -198,13 +202,13 @@ def _lost_to_a_lock(error: BaseException | None) -> bool:
 
 
 async def ensure_days(connection: Connection, now: datetime, *, days_ahead: int) -> list[str]:
-    """Make the missing partitions from yesterday to `days_ahead` days after `now`; return the new days.
+    """Make the missing partitions from yesterday to `days_ahead` days after `now`; return the days that lacked any.
 
     Each table is attached in its own database transaction with a lock_timeout of 100 ms, and retried.
     """
     known = {day.day for day in await days.days(connection)}
     wanted = [now.date() + timedelta(days=ahead) for ahead in range(-1, days_ahead + 1)]
-    made = []
+    made = await _complete(connection, [day for day in wanted if day in known])
     for day in wanted:
         if day in known:
             continue
@@ -213,19 +217,37 @@ async def ensure_days(connection: Connection, now: datetime, *, days_ahead: int)
             await attach_patiently(connection, table, day)
         await days.add_day(connection, day, now)
         made.append(day.isoformat())
-    return made
+    return sorted(made)
 
 
-async def attach_patiently(connection: Connection, table: str, day: date) -> None:
-    """Attach one partition; retry while another session locks the table. Raises LockNotAvailableError at the end."""
-    for attempt in range(LOCK_RETRIES):
+async def _complete(connection: Connection, known: Sequence[date]) -> list[str]:
+    """Make the partitions that open days on record lack; return these days. Rows that were lost stay lost."""
+    made: dict[str, list[str]] = {}
+    for day, table in await days.incomplete(connection, known, DAY_TABLES[::-1]):
+        if await attach_patiently(connection, table, day, on_record=True):
+            made.setdefault(day.isoformat(), []).append(table)
+    for one, tables in made.items():
+        log.error("day_was_incomplete", day=one, made=tables)
+    return list(made)
+
+
+async def attach_patiently(connection: Connection, table: str, day: date, *, on_record: bool = False) -> bool:
+    """Attach one partition; retry while another session locks the table. Raises LockNotAvailableError at the end.
+
+    `on_record`: the day has its row; if it is not open any more, nothing is attached and False returned.
+    """
+    left = LOCK_RETRIES
+    while True:
         try:
             async with connection.transaction():
                 await days.lock_days(connection)
                 await connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+                if on_record and not await days.keep_open(connection, day):
+                    return False
                 await days.attach(connection, table, day)
-            return
+            return True
         except asyncpg.LockNotAvailableError:
-            if attempt == LOCK_RETRIES - 1:
+            left -= 1
+            if left == 0:
                 raise
             await asyncio.sleep(LOCK_REST_S)

@@ -6,6 +6,7 @@ from datetime import date, timedelta
 import asyncpg
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app import migrate
 from app.database.connection import Connection, connect
@@ -86,6 +87,41 @@ async def test_a_partly_created_day_is_completed(db: Connection) -> None:
         await days.attach(db, "op", OLD_TIME.date())
     await ensure_days(db, OLD_TIME, days_ahead=0)
     assert list((await partitions_of(db, OLD_TIME.date())).values()) == [True] * 5
+
+
+@pytest.mark.parametrize("lost", [partitions.DETACHED, ("half",), ("op", "attempt")])
+async def test_an_open_day_that_lost_partitions_is_completed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, lost: tuple[str, ...]
+) -> None:
+    await go_to(runtime, db, OLD_TIME)
+    for table in lost:
+        await db.execute(f"drop table {days.partition_name(table, OLD_TIME.date())}")
+    with capture_logs() as logs:
+        assert await ensure_days(db, OLD_TIME, days_ahead=0) == [OLD_TIME.date().isoformat()]
+        assert await ensure_days(db, OLD_TIME, days_ahead=0) == []
+    assert [(one["event"], one["day"], sorted(one["made"])) for one in logs] == [
+        ("day_was_incomplete", OLD_TIME.date().isoformat(), sorted(lost))
+    ]
+    assert list((await partitions_of(db, OLD_TIME.date())).values()) == [True] * 5
+    await post_half(client)
+
+
+async def test_a_day_that_is_being_removed_is_not_completed(dsn: str, db: Connection) -> None:
+    await ensure_days(db, OLD_TIME, days_ahead=0)
+    await db.execute(f"alter table half detach partition {days.partition_name('half', OLD_TIME.date())}")
+    remover = await connect(dsn)
+    try:
+        async with remover.transaction():
+            # The day looks open until the commit.
+            await days.close_day(remover, OLD_TIME.date(), OLD_TIME)
+            completing = asyncio.create_task(ensure_days(db, OLD_TIME, days_ahead=0))
+            async with asyncio.timeout(20):
+                while not await waits_for_lock(remover, db.get_server_pid()):
+                    assert not completing.done()
+        assert await completing == []
+    finally:
+        await remover.close()
+    assert await partitions.standing(db, "half", OLD_TIME.date()) == "detached"
 
 
 async def test_attaching_does_not_wait_for_a_reader(

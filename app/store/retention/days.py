@@ -24,7 +24,7 @@ HELD_DAYS = f"select {COLUMNS} from day where held <> '{{}}' and state <> 'gone'
 # Served by day_low. The row contains the whole id range of the day, so one probe answers for any id.
 DAY_OF = f"select {COLUMNS} from day where low <= $1 and high > $1 order by low desc"  # noqa: S608
 
-# Safe under concurrency: the first insert wins. The database transaction that makes the partitions also writes the row.
+# Safe under concurrency: the first insert wins. The row is written after the partitions, so a day on record has them.
 ADD_DAY = "insert into day (day, low, high, state, changed_at) values ($1, $2, $3, 'open', $4) on conflict do nothing"
 
 # Each by primary key. Only upkeep changes a day, one replica at a time. States only move forward, except that REOPENED
@@ -34,6 +34,21 @@ HELD = "update day set held = $2 where day = $1 and held is distinct from $2"
 CLOSED = "update day set state = 'archiving', changed_at = $2 where day = $1 and state = 'open'"
 REOPENED = "update day set state = 'open', decided = false, changed_at = $2 where day = $1 and state = 'archiving'"
 GONE = "update day set state = 'gone', held = '{}', changed_at = $2 where day = $1 and state = 'archiving'"
+
+# A day on record lacks partitions only if a person or an incomplete restore took them away. A few days, one probe of
+# pg_inherits for each table. A partition that is being detached counts as attached.
+INCOMPLETE = """
+select d.day, t.name from day d cross join unnest($2::text[]) with ordinality t (name, place)
+where d.day = any($1::date[]) and d.state = 'open' and not exists (
+  select from pg_inherits
+  where inhrelid = to_regclass(t.name || '_' || to_char(d.day, 'YYYYMMDD')) and inhparent = to_regclass(t.name)
+)
+order by d.day, t.place
+"""
+
+# By primary key. Until the database transaction ends the day cannot be closed, so that no partition is attached again
+# that its removal has detached.
+KEPT_OPEN = "select true from day where day = $1 and state = 'open' for share"
 
 ATTACHED = "select exists (select from pg_inherits where inhrelid = to_regclass($1) and inhparent = to_regclass($2))"
 
@@ -85,6 +100,16 @@ async def lock_days(connection: Connection) -> None:
 async def take_upkeep(connection: Connection) -> bool:
     """Make this session the only one that does upkeep, until it ends; False if another session does."""
     return bool(await connection.fetchval(f"select pg_try_advisory_lock({AdvisoryLock.UPKEEP})"))
+
+
+async def incomplete(connection: Connection, wanted: Sequence[date], tables: Sequence[str]) -> list[tuple[date, str]]:
+    """Return the partitions that open days on record lack: day and table, by day and in the order of `tables`."""
+    return [(row["day"], row["name"]) for row in await connection.fetch(INCOMPLETE, wanted, tables)]
+
+
+async def keep_open(connection: Connection, day: date) -> bool:
+    """Keep an open day from being closed until the database transaction ends; False if the day is not open."""
+    return bool(await connection.fetchval(KEPT_OPEN, day))
 
 
 async def attach(connection: Connection, table: str, day: date) -> None:
