@@ -283,6 +283,8 @@ def test_answered_checks_are_counted_by_distinct_numbers(spark: SparkSession, tm
         (3, [-2, -1, 0, 1], True),
         (3, [-2, -1, 0], False),
         (40, list(range(1, 17)), False),
+        # Damaged: more than the largest number of Python's floats.
+        (10**400, list(range(1, 17)), False),
     )
     day = plain_day()
     for number, (own, numbers, _) in enumerate(cases, start=100):

@@ -4,6 +4,7 @@ A false suspect costs only time, because the rules judge all rows of suspects by
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -245,4 +246,10 @@ def _max_checks(policy: str | None) -> float | None:
     except ValueError:
         return None
     own = found.get("max_checks") if isinstance(found, dict) else None
-    return float(own) if isinstance(own, int | float) and not isinstance(own, bool) else None
+    if not isinstance(own, int | float) or isinstance(own, bool):
+        return None
+    try:
+        return float(own)
+    except OverflowError:
+        # JSON has no largest integer.
+        return math.inf if own > 0 else -math.inf
