@@ -126,9 +126,19 @@ async def test_what_is_wrong_is_named(halfnote: httpx.AsyncClient) -> None:
 
 
 async def test_an_id_of_another_time_is_refused_unless_it_is_stored(halfnote: httpx.AsyncClient) -> None:
-    answer = await halfnote.post("/half", json=half(transaction_id=str(new_id(time.time() + 600))))
-    assert kind(answer) == (422, "id-time-skew")
-    assert 500 < answer.json()["skew_s"] < 700
+    for at, id_time in ((time.time() + 600, None), (2**48 / 1000 - 1, "beyond year 9999")):
+        answer = await halfnote.post("/half", json=half(transaction_id=str(new_id(at))))
+        assert kind(answer) == (422, "id-time-skew")
+        found = answer.json()
+        assert found["skew_s"] == pytest.approx(at - time.time(), abs=100)
+        own = instant(found["coordinator_time"])
+        assert own is not None
+        if id_time is None:
+            named = instant(found["id_time"])
+            assert named is not None
+            assert (named - own).total_seconds() == pytest.approx(found["skew_s"], abs=1)
+        else:
+            assert found["id_time"] == id_time
 
 
 @pytest.mark.parametrize(("verdict", "state"), [("commit", "committed"), ("rollback", "rolled_back")])

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
@@ -64,9 +65,24 @@ def check_end(request: Mapping[str, Any]) -> UUID:
 
 def check_skew(transaction_id: UUID) -> None:
     """Refuse a new id whose time is more than five minutes off."""
-    skew_s = id_time(transaction_id) - time.time()
+    now = time.time()
+    skew_s = id_time(transaction_id) - now
     if abs(skew_s) > ID_SKEW_S:
-        raise Refusal(422, "id-time-skew", f"The id's time is {skew_s:+.0f} s off.", skew_s=round(skew_s, 3))
+        raise Refusal(
+            422,
+            "id-time-skew",
+            f"The id's time is {skew_s:+.0f} s off.",
+            coordinator_time=_time(now),
+            id_time=_time(id_time(transaction_id)),
+            skew_s=round(skew_s, 3),
+        )
+
+
+def _time(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, timezone.utc).isoformat()
+    except (OverflowError, ValueError):
+        return "beyond year 9999"
 
 
 def identity(value: Any) -> UUID:
