@@ -34,8 +34,8 @@ from app.routers.transactions import TransactionId
 from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, Actor, Reason, Strict
 from app.schemas.transactions import CheckAsked, Matched
-from app.store.admin.audit import record
-from app.store.checkback.requests import ask_now
+from app.store.admin.audit import record_all
+from app.store.checkback.requests import ask_all_now
 from app.store.coordinator.ops import End
 from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Source, State, Verdict
@@ -91,7 +91,7 @@ async def check_transaction(
         if standing is not None and not caller.groups.takes(standing.producer_group):
             # The same answer as for an unknown id.
             standing = None
-        asked = standing is not None and await _ask(connection, caller, transaction_id, note, now)
+        asked = standing is not None and bool(await _ask(connection, caller, [transaction_id], note, now))
         if standing is not None and not asked:
             # It may have been decided after the first look.
             standing = await transaction_state(connection, transaction_id)
@@ -156,9 +156,7 @@ async def check_transactions(
     if not wanted.dry_run:
         now = runtime.clock.now()
         async with runtime.request_pool.transaction() as connection:
-            # Rows are locked in the order of ids, so two calls cannot deadlock.
-            for transaction_id in sorted(row.transaction_id for row in rows):
-                changed += await _ask(connection, caller, transaction_id, note, now)
+            changed = await _ask(connection, caller, [row.transaction_id for row in rows], note, now)
     return matched(rows, wanted, changed, more)
 
 
@@ -182,13 +180,18 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
     return matched(rows, wanted, changed, more)
 
 
-async def _ask(connection: Connection, caller: Caller, transaction_id: UUID, note: ActNote, now: datetime) -> bool:
-    """Make a transaction's check due at once, with an audit row unless a producer asked; False if it is decided."""
-    asked = await ask_now(connection, transaction_id, now)
-    if asked and caller.role is not Role.PRODUCER:
-        said = audit_entry(caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason)
-        await record(connection, said, now)
-    return asked
+async def _ask(
+    connection: Connection, caller: Caller, transaction_ids: list[UUID], note: ActNote, now: datetime
+) -> int:
+    """Make the checks of transactions due at once, with audit rows unless a producer asked.
+
+    Return how many; those that are decided are left out.
+    """
+    asked = await ask_all_now(connection, transaction_ids, now)
+    if caller.role is not Role.PRODUCER:
+        acts = [audit_entry(caller, "transaction.check", one, actor=note.actor, reason=note.reason) for one in asked]
+        await record_all(connection, acts, now)
+    return len(asked)
 
 
 async def _note(
@@ -199,17 +202,10 @@ async def _note(
     So every verdict of a person has an audit row. A verdict that is refused afterwards has one as well.
     """
     now = runtime.clock.now()
+    said = {"actor": wanted.actor, "verdict": wanted.verdict, "reason": wanted.reason}
+    acts = [audit_entry(caller, "transaction.verdict", one, **said) for one in transaction_ids]
     async with runtime.request_pool.transaction() as connection:
-        for one in transaction_ids:
-            said = audit_entry(
-                caller,
-                "transaction.verdict",
-                one,
-                actor=wanted.actor,
-                verdict=wanted.verdict,
-                reason=wanted.reason,
-            )
-            await record(connection, said, now)
+        await record_all(connection, acts, now)
 
 
 async def _decide(runtime: Runtime, ends: list[End]) -> int:

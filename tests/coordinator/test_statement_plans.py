@@ -10,6 +10,7 @@ import pytest
 from app.database.connection import Connection, connect
 from app.ids import id_day, uuid7
 from app.migrate import ensure_days, migrate
+from app.store.checkback.requests import ASK_NOW
 from app.store.coordinator.halves import INSERT_HALF, INSERT_HALVES, STORED_HALVES
 from app.store.coordinator.ops import CHECKS, READ_RECORDED, RECORD_END, RECORD_ENDS, RECORD_ENDS_OF_CHECKS
 from app.store.retention.days import partition_name
@@ -137,6 +138,14 @@ async def test_reading_what_stands_probes_the_ids_own_days(full: Connection, cou
         generic=generic,
     )
     assert_keyed(found, ids)
+
+
+@both_plans
+@batches
+async def test_asking_now_probes_the_ids_own_days(full: Connection, count: int, generic: bool) -> None:
+    ids = await stored_ids(full, count, odd=True)
+    found = await scans(full, ASK_NOW, ["uuid[]", "timestamptz"], [ids, datetime.now(UTC)], generic=generic)
+    assert_keyed([scan for scan in found if scan.table != "check_back"], ids)
 
 
 @both_plans

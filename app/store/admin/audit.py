@@ -1,5 +1,6 @@
 """Store the audit: one row per action of a person, in the same database transaction as the change, if there is one."""
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
@@ -29,8 +30,13 @@ from (select) one left join audit_chain c on true
 HIGHEST = (1 << 63) - 1
 FORGOTTEN_AT_ONCE = 10_000
 
+# The order of the rows is that of the arrays.
 ADD = """
-insert into audit (at, actor, key_id, role, what, target, detail) values ($1, $2, $3, $4, $5, $6, $7::text::jsonb)
+insert into audit (at, actor, key_id, role, what, target, detail)
+select $1, a.actor, a.key_id, a.role, a.what, a.target, a.detail::jsonb
+from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[])
+  with ordinality a (actor, key_id, role, what, target, detail, place)
+order by a.place
 """
 
 # Newest first: served by the primary key, or by audit_target if a target is given. Other filters read the whole table,
@@ -141,8 +147,21 @@ class AuditFilter:
 
 async def record(connection: Connection, act: Act, now: datetime) -> None:
     """Store an action."""
-    detail = msgspec.json.encode(act.detail).decode()
-    await connection.execute(ADD, now, act.actor, act.key_id, act.role, act.what, act.target, detail)
+    await record_all(connection, [act], now)
+
+
+async def record_all(connection: Connection, acts: Sequence[Act], now: datetime) -> None:
+    """Store actions, in their order."""
+    await connection.execute(
+        ADD,
+        now,
+        [act.actor for act in acts],
+        [act.key_id for act in acts],
+        [act.role for act in acts],
+        [act.what for act in acts],
+        [act.target for act in acts],
+        [msgspec.json.encode(act.detail).decode() for act in acts],
+    )
 
 
 async def page(

@@ -1,5 +1,6 @@
 """SQL for transactions in doubt or parked: checks that are due at once, and an `unknown` from `/end`."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -20,15 +21,20 @@ insert into attempt (transaction_id, kind, at, number, outcome, source)
 select transaction_id, 'check', $2, asked, 'unknown', 1 from answered
 """
 
-# Primary keys, one partition each. A transaction that is not in doubt yet is swept now. A parked one becomes due and
-# stays parked, so that the policy never decides it. `xmax = 0` marks an inserted row; an updated row has an xmax.
+# Primary keys, one partition each (LATERAL … OFFSET 0). A transaction that is not in doubt yet is swept now. A parked
+# one becomes due and stays parked, so that the policy never decides it. Rows are locked in the order of ids, so two
+# calls cannot deadlock. `xmax = 0` marks an inserted row; an updated row has an xmax.
 ASK_NOW = """
 with asked as (
   insert into check_back as c (transaction_id, producer_group, state, swept_at, next_check_at)
   select h.transaction_id, h.producer_group, 1, $2, $2
-  from half h
-  where h.transaction_id = $1 and h.position < 1
-    and not exists (select from op o where o.transaction_id = $1)
+  from unnest($1::uuid[]) w (transaction_id) cross join lateral (
+    select h.transaction_id, h.producer_group from half h
+    where h.transaction_id = w.transaction_id and h.position < 1
+      and not exists (select from op o where o.transaction_id = w.transaction_id offset 0)
+    offset 0
+  ) h
+  order by w.transaction_id
   on conflict (transaction_id) do update set next_check_at = least(c.next_check_at, $2)
   returning c.transaction_id, c.swept_at, c.xmax = 0 as swept
 ), noted as (
@@ -37,7 +43,7 @@ with asked as (
   where a.swept
     and exists (select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open')
 )
-select true from asked
+select a.transaction_id from asked a
 """
 
 # Served by check_back_due. A check in flight settles as usual. Rows that another process settles now are left out, so
@@ -64,7 +70,13 @@ async def ask_now(connection: Connection, transaction_id: UUID, now: datetime) -
 
     Return False if the half does not exist or is decided already.
     """
-    return bool(await connection.fetchval(ASK_NOW, transaction_id, now))
+    return bool(await ask_all_now(connection, [transaction_id], now))
+
+
+async def ask_all_now(connection: Connection, transaction_ids: Iterable[UUID], now: datetime) -> list[UUID]:
+    """Make the checks of transactions due at once, as `ask_now` does for one; return those that were asked, by id."""
+    rows = await connection.fetch(ASK_NOW, sorted(set(transaction_ids)), now)
+    return sorted(row["transaction_id"] for row in rows)
 
 
 async def ask_unanswered(connection: Connection, group: str, now: datetime) -> None:
