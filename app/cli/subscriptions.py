@@ -163,7 +163,7 @@ def patch(
         typer.Argument(
             metavar="FIELD=VALUE...",
             help="fields to change, with values as JSON or plain text, such as rate_per_s=20, rate_per_s=null or "
-            "destination.url=https://...",
+            "destination.url=https://...; a field that takes text, such as a password, may look like a number",
         ),
     ],
     reason: Annotated[str | None, typer.Option(help="why, for the audit")] = None,
