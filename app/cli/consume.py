@@ -1,6 +1,5 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
-import json
 import sys
 from base64 import b64decode
 from contextlib import suppress
@@ -12,7 +11,7 @@ from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_js
 from app.cli.errors import Refusal
 from app.cli.leaving import leaving
 from app.cli.standard_output import discard_output
-from app.cli.tables import harmless, is_for_people, moment, print_fields
+from app.cli.tables import harmless, is_for_people, json_text, moment, print_fields
 from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
@@ -93,7 +92,7 @@ def _print(message: dict[str, Any]) -> None:
         print()
         return
     # JSON has its line breaks escaped, so the line is one.
-    shown = {"json": body, "text": _json(body), "base64": f"base64:{body}"}[kind]
+    shown = {"json": body, "text": json_text(body), "base64": f"base64:{body}"}[kind]
     columns = (message["message_id"], moment(message["committed_at"]), again, message["topic"], message["key"], shown)
     print("\t".join(harmless(column or "") for column in columns))
 
@@ -101,13 +100,9 @@ def _print(message: dict[str, Any]) -> None:
 def _body_of(message: dict[str, Any]) -> tuple[str, str]:
     """Return a message's body, whole, and its form: `json`, `text` or `base64`."""
     if "body" in message:
-        return "json", _json(message["body"])
+        return "json", json_text(message["body"])
     encoded: str = message["body_base64"]
     if message["content_type"].strip().lower().startswith("text/"):
         with suppress(UnicodeDecodeError):
             return "text", b64decode(encoded).decode()
     return "base64", encoded
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -12,7 +12,7 @@ from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_it
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import age, amount, moment, print_fields, print_table, share, text
+from app.cli.tables import age, amount, json_text, moment, print_fields, print_table, share, text
 
 app = typer.Typer(
     help="Dead letters: messages that delivery gave up. Redeliver or drop them.",
@@ -150,7 +150,7 @@ def show(
             "last error": letter.get("error"),
             "last answer": letter.get("response"),
             "redelivered": "\n".join(map(_earlier, letter["redelivered"])) or None,
-            "body": text(letter["body"]) or "null" if "body" in letter else None,
+            "body": json_text(letter["body"]) if "body" in letter else None,
             "body (base64)": letter.get("body_base64"),
         }
     )

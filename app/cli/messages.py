@@ -6,7 +6,7 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import moment, print_fields, print_table, text
+from app.cli.tables import json_text, moment, print_fields, print_table, text
 
 app = typer.Typer(help="Messages: their bodies and their deliveries.", no_args_is_help=True, cls=SortedCommands)
 
@@ -15,7 +15,10 @@ MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="`TRANSACTI
 
 @app.command("show")
 def show(message_id: MessageId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a message of any transaction, committed or not: its fields, its body and its deliveries."""
+    """Show a message of any transaction, committed or not: its fields, its body and its deliveries.
+
+    A JSON body is printed as JSON: a text has quotes. In a pipe each field is one line.
+    """
     path = path_of("messages", message_id)
     one = call(url, "GET", path, as_json=as_json)
     while (cursor := one.get("deliveries_cursor")) is not None:
@@ -38,7 +41,7 @@ def show(message_id: MessageId, url: Url = DEFAULT_URL, as_json: AsJson = False)
             "headers": text(one["headers"] or None),
             "offset": text(one.get("offset")),
             "content type": one["content_type"],
-            "body": text(one["body"]) or "null" if "body" in one else None,
+            "body": json_text(one["body"]) if "body" in one else None,
             "body (base64)": one.get("body_base64"),
         }
     )

@@ -20,6 +20,8 @@ _UNSAFE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+_LINE_BREAK = re.compile("\r?\n")
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
     """Print rows under their columns' names; columns in `whole` (ids to copy) never wrap."""
@@ -27,18 +29,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole:
     for name in columns:
         table.add_column(name.upper(), overflow="fold", no_wrap=name in whole)
     for row in rows:
-        table.add_row(*(harmless(cell if is_for_people() else ", ".join(cell.splitlines())) for cell in row))
+        table.add_row(*map(_shown, row))
     _print(table)
 
 
 def print_fields(fields: Mapping[str, str | None]) -> None:
-    """Print one name and value per line; omit fields without a value."""
+    """Print one name and value per line, in a pipe also a value of several lines; omit fields without a value."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields.items():
         if value is not None:
-            table.add_row(name, harmless(value))
+            table.add_row(name, _shown(value))
     _print(table)
 
 
@@ -61,6 +63,11 @@ def _print(table: Table) -> None:
     with page.capture() as printed:
         page.print(table)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def _shown(value: str) -> str:
+    """Return a value as it is printed: for programs on one line."""
+    return harmless(value if is_for_people() else ", ".join(_LINE_BREAK.split(value.rstrip("\r\n"))))
 
 
 def is_for_people() -> bool:
@@ -97,6 +104,11 @@ def text(value: Any) -> str | None:
     """Return a value of an answer as text: JSON for a nested value, None for null."""
     if value is None or isinstance(value, str):
         return value
+    return json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON on one line; a text has quotes, so that it differs from a number, or from null."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,5 +1,6 @@
 """`halfnote watch`, `messages show`, `proof list`, `--since`, confirmation, and sorted help."""
 
+import json
 import os
 import subprocess
 import sys
@@ -49,13 +50,49 @@ def test_a_watch_shows_the_screen_whenever_the_state_changes(run: Run, url: str,
 def test_a_table_in_a_pipe_has_a_line_for_each_row(run: Run, url: str) -> None:
     urls = [f"http://127.0.0.1:9/{number}/{'x' * 90}" for number in range(2)]
     assert run("groups", "put", "wide", "--check-url", urls[0], "--check-url", urls[1]).code == 0
-    env = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
     for command, in_a_row in ((("groups", "list"), True), (("groups", "get", "wide"), False)):
-        program = [sys.executable, "-m", "app.cli", *command]
-        printed = subprocess.run(program, env={**env, "HALFNOTE_URL": url}, capture_output=True, text=True, timeout=60)
-        assert printed.returncode == 0, printed.stderr
-        [line] = [line for line in printed.stdout.splitlines() if urls[0] in line]
+        [line] = [line for line in piped(url, *command) if urls[0] in line]
         assert (urls[1] in line) == in_a_row
+
+
+def piped(url: str, *command: str) -> list[str]:
+    """Run a command as a process of its own whose output is a pipe; return its lines."""
+    env = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    program = [sys.executable, "-m", "app.cli", *command]
+    printed = subprocess.run(program, env={**env, "HALFNOTE_URL": url}, capture_output=True, text=True, timeout=60)
+    assert printed.returncode == 0, printed.stderr
+    return printed.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("first\nsecond\r\n", r'"first\nsecond\r\n"'),
+        ("\u2028\x85", '"\\u2028\\u0085"'),
+        ("1030", '"1030"'),
+        (1030, "1030"),
+        ("null", '"null"'),
+        (None, "null"),
+        ({"a": "b\nc"}, r'{"a": "b\nc"}'),
+    ],
+)
+def test_a_body_in_a_pipe_is_one_line_of_json(run: Run, url: str, group: str, body: object, shown: str) -> None:
+    one = post_half(url, group, messages=[{"topic": "piped", "key": "order-1030", "body": body}])
+    lines = piped(url, "messages", "show", f"{one}-0")
+    [line] = [line for line in lines if line.startswith("body ")]
+    assert line.split(maxsplit=1)[1] == shown
+    assert json.loads(shown) == body
+    assert [line.split()[0] for line in lines] == ["message", "transaction", "group", "state", "born", *LAST]
+    assert f"\nbody          {shown[:9]}" in run("messages", "show", f"{one}-0").out
+
+
+LAST = ("topic", "key", "content", "body")
+
+
+def test_a_field_of_several_lines_is_one_line_in_a_pipe(run: Run, url: str, group: str) -> None:
+    one = post_half(url, group, context="first\r\nsecond\x85\n")
+    [line] = [line for line in piped(url, "transactions", "show", one) if line.startswith("context ")]
+    assert line.endswith(r"  first, second\u0085")
 
 
 def test_a_watch_goes_on_while_no_service_answers(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
