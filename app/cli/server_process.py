@@ -1,6 +1,7 @@
 """Run `halfnote serve`, as one process or several over one prepared database, and `halfnote migrate`."""
 
 import asyncio
+import atexit
 import os
 import shutil
 import signal
@@ -8,11 +9,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import structlog
 import uvicorn
@@ -213,10 +215,29 @@ def run(settings: Settings, listener: socket.socket) -> None:
         niceness = API_NICENESS if roles.count("api") > 1 else 0
         supervisor = Supervisor(config, listener, roles, Path(directory) / "worker.json", niceness)
         end = supervisor.run(lambda: greet(config))
+    if end == "not ended":
+        exit_without_children()
     if end == "not started":
         raise Refusal("The service could not start; the log says why.")
     if end == "interrupted":
         raise SystemExit(INTERRUPTED)
+
+
+def exit_without_children() -> NoReturn:
+    """End this process with status 1 after what it began is ended in order, but for its child processes.
+
+    Python waits for them at the exit, and one that does not end would keep this process as well.
+    """
+
+    def leave_at_once() -> None:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)
+
+    # Called before the functions that were registered earlier, which wait.
+    atexit.register(leave_at_once)
+    raise SystemExit(1)
 
 
 class GreetingServer(Server):

@@ -36,13 +36,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 WORKER_STOPS_AFTER_S = 1.0
 # How long a child may take beyond its drain, for its start and its end.
 BEYOND_DRAIN_S = 10.0
+# How long a killed child may take to end. One that waits for a disk takes no signal, not even SIGKILL.
+KILLED_ENDS_WITHIN_S = 10.0
 # A canceled future takes three turns of the event loop to its answer: its callback, a task, the write.
 CANCEL_TURNS = 10
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 # A terminal sends them to all processes. The parent's signal is enough for its children.
 OF_TERMINAL = (signal.SIGINT, signal.SIGHUP) if os.name == "posix" else (signal.SIGINT,)
 
-End = Literal["stopped", "interrupted", "not started"]
+End = Literal["stopped", "interrupted", "not started", "not ended"]
 
 
 class Server(uvicorn.Server):
@@ -182,6 +184,8 @@ class Place:
         self.served = False
         self.told_at: float | None = None
         self._interrupted = self._killed = False
+        # Its child did not end although it was killed, and is not waited for any more.
+        self.given_up = False
 
     def turn(self, now: float) -> bool:
         """Start, ask or replace the child; return False if the service cannot start."""
@@ -243,7 +247,7 @@ class Place:
         return self.child is not None and self.child.exitcode is None
 
     def tell(self, now: float, within_s: float) -> None:
-        """Tell the child to stop, and kill it if it did not within this time."""
+        """Tell the child to stop; kill it if it did not within this time, and give it up if that does not end it."""
         if self.child is None:
             return
         if self.told_at is None:
@@ -253,6 +257,14 @@ class Place:
             self._killed = True
             log.error("process_killed", role=self.role, pid=self.child.pid, because="it did not end")
             self.child.process.kill()
+        elif now - self.told_at > within_s + KILLED_ENDS_WITHIN_S and not self.given_up:
+            self.given_up = True
+            log.error(
+                "process_not_ended",
+                role=self.role,
+                pid=self.child.pid,
+                because="it did not end after SIGKILL, and is not waited for",
+            )
 
     def interrupt(self, now: float, within_s: float) -> None:
         """End the child at once: a second signal after the one that tells it to stop drops its work in flight."""
@@ -290,13 +302,18 @@ class Supervisor:
         self._woken, self._waker = Pipe(duplex=False)
 
     def run(self, ready: Callable[[], None]) -> End:
-        """Run the processes until a signal ends them; call `ready` once all of them serve. Raises what it raises."""
+        """Run the processes until a signal ends them; call `ready` once all of them serve. Raises what it raises.
+
+        "not ended": a process goes on although it was killed.
+        """
         with self._handling_signals():
             try:
                 started = self._supervise(ready)
             finally:
                 # After an error, too: without a parent nothing restarts the processes or stops them in order.
                 self._stop()
+        if any(place.given_up for place in self._places):
+            return "not ended"
         if not started:
             return "not started"
         return "interrupted" if self._interrupts > 1 else "stopped"
@@ -315,12 +332,15 @@ class Supervisor:
         return True
 
     def _stop(self) -> None:
-        """Stop the processes that listen, then the worker beside them."""
+        """Stop the processes that listen, then the worker beside them.
+
+        One that goes on although it was killed is not waited for any more, so that a stop always ends.
+        """
         # The socket listens while any process has it open: a connection that no process accepts would wait.
         self._listener.close()
         within_s = float(self._config.timeout_graceful_shutdown or 0) + BEYOND_DRAIN_S
         began = monotonic()
-        while running := [place for place in self._places if place.runs]:
+        while running := [place for place in self._places if place.runs and not place.given_up]:
             now = monotonic()
             # If all have the role `worker`, each of them listens.
             listening = [place for place in running if place.role != "worker"]

@@ -4,11 +4,14 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +20,14 @@ import httpx
 import psutil
 import pytest
 import uvicorn
+from structlog.testing import capture_logs
 
+from app.cli import supervisor as supervisor_module
 from app.cli.supervisor import (
     ASK_SERVING_EVERY_S,
     FIRST_PAUSE_S,
     HANGS_AFTER_LOOKS,
+    KILLED_ENDS_WITHIN_S,
     STEADY_AFTER_S,
     Child,
     Place,
@@ -250,3 +256,94 @@ def test_a_killed_child_that_does_not_end_delays_nothing(tmp_path: Path) -> None
     for now in (STEADY_AFTER_S + 2, STEADY_AFTER_S + 2):
         assert place.turn(now)
     assert acts == ["killed", "started"]
+
+
+def test_a_killed_child_that_does_not_end_is_given_up() -> None:
+    acts: list[str] = []
+    place = Place("api", lambda role: DeadChild(0.0), None)  # type: ignore[arg-type,return-value]
+    place.child = SimpleNamespace(  # type: ignore[assignment]
+        pid=7, signal=lambda number: acts.append("told"), process=SimpleNamespace(kill=lambda: acts.append("killed"))
+    )
+    with capture_logs() as logs:
+        for now in (0.0, 10.1, 10.0 + KILLED_ENDS_WITHIN_S):
+            place.tell(now, within_s=10.0)
+            assert not place.given_up
+        for _ in range(2):
+            place.tell(10.1 + KILLED_ENDS_WITHIN_S, within_s=10.0)
+            assert place.given_up
+    assert acts == ["told", "killed"]
+    assert [(one["event"], one["pid"]) for one in logs] == [("process_killed", 7), ("process_not_ended", 7)]
+
+
+def test_a_stop_ends_although_a_killed_child_does_not(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "BEYOND_DRAIN_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "KILLED_ENDS_WITHIN_S", 0.1)
+    supervisor = Supervisor(config(), listener, ["api"], tmp_path / "worker.json", api_niceness=0)
+    stuck = NeverEnding()
+    [place] = supervisor._places
+    place.child, place.served = stuck, True  # type: ignore[assignment]
+    with ThreadPoolExecutor() as pool:
+
+        def stop() -> None:
+            until(lambda: "asked" in stuck.acts)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping = pool.submit(stop)
+        assert supervisor.run(lambda: None) == "not ended"
+    stopping.result()
+    assert [act for act in stuck.acts if act != "asked"] == ["told", "killed"]
+
+
+class NeverEnding(DeadChild):
+    """A child that takes no signal, as one that waits for a disk."""
+
+    looks_every_s = 0.1
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.acts: list[str] = []
+        self.parent_conn, self.child_conn = Pipe()  # type: ignore[assignment]
+        self.process = SimpleNamespace(  # type: ignore[assignment]
+            kill=lambda: self.acts.append("killed"), sentinel=self.child_conn.fileno()
+        )
+
+    def ask(self, now: float) -> None:
+        """Do not answer."""
+        self.acts.append("asked")
+
+    def signal(self, number: int) -> None:
+        """Do not end."""
+        self.acts.append("told")
+
+
+GOES_ON = """
+import sys, time
+from multiprocessing import get_context
+from app.cli.server_process import exit_without_children
+
+child = get_context("spawn").Process(target=time.sleep, args=(600,))
+child.start()
+sys.stdout.write(f"{child.pid} ")
+try:
+    exit_without_children()
+finally:
+    sys.stdout.write("ended in order")
+"""
+
+
+def test_the_exit_does_not_wait_for_a_child_that_goes_on() -> None:
+    """Python waits at the exit for each child process that it has started."""
+    command = [sys.executable, "-c", GOES_ON]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert program.wait(WITHIN_S) == 1
+        assert program.stdout is not None
+        # The child has the pipe, too, so it has no end yet.
+        pid, _, rest = os.read(program.stdout.fileno(), 1000).decode().partition(" ")
+        assert rest == "ended in order"
+        assert psutil.pid_exists(int(pid))
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()

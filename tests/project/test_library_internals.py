@@ -38,7 +38,8 @@ PRIVATE = {
     "_jsc": "pyspark",
     "_jvm": "pyspark",
 }
-NAMEDTUPLE = {"_asdict", "_fields", "_make", "_mapping", "_replace"}
+# Documented all the same: of named tuples and rows, and `os._exit`.
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_mapping", "_replace"}
 
 
 def source_of(value: object) -> str:
@@ -313,4 +314,4 @@ def _foreign_names(path: Path) -> set[str]:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             (own if of_self else used).add(node.attr)
-    return used - own - NAMEDTUPLE
+    return used - own - DOCUMENTED
