@@ -351,6 +351,9 @@ checkpoint = Table(
     Column("delivered_per_s", Double, nullable=False, server_default=text("0")),
     Column("failed_per_s", Double, nullable=False, server_default=text("0")),
     Column("rated_at", Time),
+    # Since when the destination only asks for pauses, and the end of the last one.
+    Column("limited_since", Time),
+    Column("paused_until", Time),
     PrimaryKeyConstraint("subscription_id", "shards", "shard"),
     **_MUTABLE,
 )

@@ -110,6 +110,10 @@ DELIVERY = (
     Limit("app.egress.resolver.NAMES_MAX", "names of which a process remembers whether the last lookup was slow"),
     Limit("app.relay.settle_buffer.RECEIPT_WITHIN_S", "seconds that a receipt may wait to be stored with others"),
     Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
+    Limit(
+        "app.policy.circuit_breaker.LIMITS_AT_MOST_S",
+        "seconds after which a receiver that only asks for pauses counts as down, if it took no message",
+    ),
     Limit("app.policy.check_schedule.FIRST_BACKOFF_S", "the wait after the first unanswered check, in seconds"),
     Limit("app.policy.check_schedule.LONGEST_BACKOFF_S", "the longest wait between unanswered checks, in seconds"),
     Limit(

@@ -142,9 +142,7 @@ def _progress(subscription: dict[str, Any]) -> dict[str, str | None]:
         "read up to": f"offset {checkpoint['offset']}, {moment(checkpoint['moved_at'])} UTC",
         "behind": behind if lag["messages"] else "nothing waits",
         "goes at": f"{rates['delivered_per_s']:.1f} a second{failed}",
-        "breaker": f"open since {moment(subscription['breaker']['opened_at'])} UTC"
-        if subscription["breaker"]["state"] == "open"
-        else None,
+        "breaker": _breaker(subscription["breaker"]),
         "holders": _holders(subscription["places"]),
         "in retry": text(subscription["retrying"]),
         "held for their key": text(subscription["held"]) if subscription["ordered"] == "key" else None,
@@ -152,6 +150,13 @@ def _progress(subscription: dict[str, Any]) -> dict[str, str | None]:
         "last error": subscription["last_error"],
         "replays": ", ".join(map(str, subscription["replays"])) or None,
     }
+
+
+def _breaker(breaker: dict[str, Any]) -> str | None:
+    if breaker["state"] == "open":
+        return f"open since {moment(breaker['opened_at'])} UTC"
+    paused_until = breaker.get("paused_until")
+    return f"the destination asked for a pause until {moment(paused_until)} UTC" if paused_until else None
 
 
 def _holders(places: list[dict[str, Any]]) -> str:

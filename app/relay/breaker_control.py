@@ -9,6 +9,8 @@ import structlog
 from app.delivery import Failed
 from app.observability.metrics import Metrics
 from app.policy.circuit_breaker import Breaker
+from app.policy.delivery_retry import POSTPONED_AT_MOST
+from app.store.relay.checkpoints import StoredBreaker
 from app.store.relay.log import Outgoing
 
 log = structlog.get_logger(__name__)
@@ -16,24 +18,31 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BreakerChange:
-    """A change at the time `at`: the breaker opened (`opened_at`, `because`), or closed after `was_opened_at`."""
+    """A change at the time `at`: the state from then on, and since when the destination counted as down before.
 
-    opened_at: datetime | None
-    because: str | None
+    `announced`: whether people learn of it. They do not of a destination that only limits its rate. `only_pause`: an
+    open breaker has another pause.
+    """
+
+    stored: StoredBreaker
     was_opened_at: datetime | None
     at: datetime
+    announced: bool = False
+    only_pause: bool = False
 
 
 class BreakerControl:
     """Feeds outcomes to a breaker, and keeps each change until a settle has recorded it.
 
-    Invariants: every change is logged and counted once, when it happens. A change is dropped only after a settle that
-    records it is committed.
+    Invariants: every change that is announced is logged and counted once, when it happens. A change is dropped only
+    after a settle that records it is committed.
     """
 
-    def __init__(self, subscription: str, metrics: Metrics, opened_at: datetime | None, because: str | None) -> None:
-        self.breaker = Breaker(opened_at, because)
+    def __init__(self, subscription: str, metrics: Metrics, stored: StoredBreaker) -> None:
+        self.breaker = Breaker(stored.opened_at, stored.because, stored.limited_since, stored.paused_until)
         self._subscription, self._metrics = subscription, metrics
+        # The last answer that asked for a pause. A call has one answer for all of its messages.
+        self._asking: Failed | None = None
         self._changes: list[BreakerChange] = []
         self._settling = 0
 
@@ -57,25 +66,34 @@ class BreakerControl:
         due = not in_flight and not self.breaker.wait(now)
         return int(due and self.breaker.prefers_retries(ready))
 
-    def failed(self, message: Outgoing, outcome: Failed, now: datetime) -> bool:
+    def failed(self, message: Outgoing, outcome: Failed, sent_at: datetime, now: datetime) -> bool:
         """Note a failure; return whether it opened the breaker."""
-        opened = self.breaker.failed(
-            (message.transaction_id, message.position),
-            outcome.error,
-            now,
-            unreachable=outcome.unreachable,
-            retry_after_s=outcome.retry_after_s,
-        )
-        if opened:
+        breaker, number = self.breaker, (message.transaction_id, message.position)
+        was_down, asks = breaker.down, self._asks(message, outcome, sent_at, now)
+        if asks is None:
+            opened = breaker.failed(number, outcome.error, now, unreachable=outcome.unreachable)
+        elif outcome is self._asking:
+            return False
+        else:
+            self._asking = outcome
+            opened = breaker.asked_for_pause(number, outcome.error, asks, now)
+        if breaker.down and not was_down:
             self._changed(None, now)
+        elif opened:
+            self._store(now)
+            log.info("destination_limits", subscription=self._subscription, error=outcome.error)
+        elif breaker.open and asks is not None:
+            self._store(now, only_pause=True)
         return opened
 
     def succeeded(self, now: datetime) -> bool:
         """Note that the destination answered; return whether this closed the breaker."""
         opened_at = self.breaker.opened_at
         closed = self.breaker.succeeded()
-        if closed:
+        if opened_at is not None:
             self._changed(opened_at, now)
+        elif closed:
+            self._store(now)
         return closed
 
     def begin_settle(self) -> None:
@@ -89,7 +107,28 @@ class BreakerControl:
 
     def _changed(self, was_opened_at: datetime | None, now: datetime) -> None:
         breaker, name = self.breaker, self._subscription
-        change = "opened" if breaker.open else "closed"
+        change = "opened" if breaker.down else "closed"
         self._metrics.relay.breakers.labels(name, change).inc()
-        log.warning(f"breaker_{change}", subscription=name, **({"because": breaker.because} if breaker.open else {}))
-        self._changes.append(BreakerChange(breaker.opened_at, breaker.because, was_opened_at, now))
+        log.warning(f"breaker_{change}", subscription=name, **({"because": breaker.because} if breaker.down else {}))
+        self._store(now, was_opened_at, announced=True)
+
+    def _store(
+        self,
+        now: datetime,
+        was_opened_at: datetime | None = None,
+        *,
+        announced: bool = False,
+        only_pause: bool = False,
+    ) -> None:
+        breaker = self.breaker
+        stored = StoredBreaker(breaker.opened_at, breaker.because, breaker.limited_since, breaker.paused_until)
+        self._changes.append(BreakerChange(stored, was_opened_at, now, announced, only_pause))
+
+    def _asks(self, message: Outgoing, outcome: Failed, sent_at: datetime, now: datetime) -> float | None:
+        """Return the seconds of the pause that an answer asks for; None if it is a failure like others.
+
+        So is one about a message that may wait no longer: it uses up a try while the breaker is closed.
+        """
+        waits = self.open or now < (message.first_at or sent_at) + POSTPONED_AT_MOST
+        # Without a status nothing was sent.
+        return outcome.retry_after_s if outcome.status is not None and waits else None

@@ -426,8 +426,10 @@ async def _changes(connection: Connection, stream: Stream, now: datetime) -> lis
     # A replay has a breaker of its own; the one that people see is that of live delivery.
     changes = [] if shard.replay else stream.breaker.settling
     for change in changes:
-        if change.opened_at is not None:
-            because = change.because or ""
+        if not change.announced:
+            continue
+        if change.stored.opened_at is not None:
+            because = change.stored.because or ""
             one = announcements.breaker_opened(subscription.name, subscription.topics, because=because, at=change.at)
         else:
             one = announcements.breaker_closed(
@@ -435,5 +437,7 @@ async def _changes(connection: Connection, stream: Stream, now: datetime) -> lis
             )
         announced.append(one)
     if changes:
-        await set_breaker(connection, stream.lease, shard, changes[-1].opened_at, changes[-1].because)
+        # A reset of the breaker by a person stays if the answer to a probe that was in flight asks for a pause.
+        only_pause = all(change.only_pause for change in changes)
+        await set_breaker(connection, stream.lease, shard, changes[-1].stored, only_pause=only_pause)
     return announced

@@ -107,7 +107,7 @@ class StreamOutcomes:
         self.rates.failed += 1
         if isinstance(outcome, Failed):
             was_open = self._breaker.open
-            if self._breaker.failed(message, outcome, now):
+            if self._breaker.failed(message, outcome, sent_at, now):
                 self._breaker_opened(now)
             if was_open:
                 self._probe_failed(message, outcome, sent_at, now)

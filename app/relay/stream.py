@@ -48,7 +48,7 @@ class Stream:
         self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
         self.window = Window(source, start.offset, start.settled_to, self._at_once)
         self.expiry = expiry_of(source, self.window)
-        self.breaker = BreakerControl(subscription.name, context.metrics, start.opened_at, start.because)
+        self.breaker = BreakerControl(subscription.name, context.metrics, start.breaker)
         replay = source.shard.replay
         self.outcomes = StreamOutcomes(
             context,

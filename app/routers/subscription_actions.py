@@ -103,6 +103,8 @@ async def post_reset_breaker(
 ) -> SubscriptionAnswer:
     """Send at full speed again, for a destination that is repaired. Without an open breaker nothing changes.
 
+    It also ends the pause that a destination asked for by 429 or 503 with `Retry-After`.
+
     The worker opens the subscription again, within seconds, after the deliveries in flight. If the destination still
     fails, the breaker opens again, after five different messages or three attempts to connect; these use up tries.
     """
@@ -112,14 +114,15 @@ async def post_reset_breaker(
         subscription = await known(connection, name)
         # Checkpoints are locked before subscriptions, as by a settle.
         opened = await close_breakers(connection, subscription.subscription_id)
+        since = min(filter(None, opened), default=None)
         if opened:
             await store.touch(connection, subscription.subscription_id, now)
-            told = breaker_closed(name, subscription.topics, opened_at=min(opened), at=now)
+            told = None if since is None else breaker_closed(name, subscription.topics, opened_at=since, at=now)
             await announce(connection, [told] if told else [], now)
             await record(connection, audit_entry(caller, "subscription.reset_breaker", name, **dict(note)), now)
         [answer] = await answers(runtime, connection, [await known(connection, name)])
     if opened:
-        log.warning("breaker_reset", subscription=name, open_since=min(opened).isoformat())
+        log.warning("breaker_reset", subscription=name, open_since=since and since.isoformat())
         runtime.wake_ups.published()
     return answer
 

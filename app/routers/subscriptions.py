@@ -383,6 +383,7 @@ def _standing(place: SubscriptionLag, now: datetime) -> dict[str, Any]:
             state=(BreakerState.CLOSED if place.opened_at is None else BreakerState.OPEN).value,
             opened_at=place.opened_at,
             because=place.opened_because,
+            paused_until=place.paused_until,
         ),
         "retrying": place.retrying,
         "held": place.held,

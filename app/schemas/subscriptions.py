@@ -111,6 +111,11 @@ class BreakerShown(BaseModel):
     state: Literal["closed", "open"]
     opened_at: datetime | None
     because: str | None = Field(description="the failure that opened it")
+    paused_until: datetime | None = Field(
+        None,
+        description="the end of the pause that the destination last asked for (429 or 503 with `Retry-After`), with "
+        "shards the latest; from then on only probes are sent, until it takes a message. null: it asks for none",
+    )
 
 
 class PlaceShown(BaseModel):

@@ -607,6 +607,11 @@ async def test_an_open_breaker_is_reset(client: httpx.AsyncClient, db: Connectio
     assert done.status_code == 303
     assert await db.fetchval("select opened_at from checkpoint") is None
     assert ("subscription.reset_breaker", "the receiver is repaired") in await audited(db)
+    await db.execute("update checkpoint set limited_since = now(), paused_until = now() + interval '200 s'")
+    page = (await client.get("/console/subscriptions/mailer", headers=FORM)).text
+    assert "The destination asks for pauses; the last one ends" in page
+    assert (await submit(client, path, reason="the receiver has more room")).status_code == 303
+    assert await db.fetchval("select num_nonnulls(limited_since, paused_until) from checkpoint") == 0
 
 
 async def test_saved_filters_are_of_who_decided(client: httpx.AsyncClient, group: str) -> None:

@@ -120,6 +120,10 @@ async def test_unclaimed_deliveries_count_and_others_do_not(db: Connection) -> N
     await retry(db, broken, 400)
     place = {"subscription_id": broken, "shards": 1, "shard": 0, "offset": 0, "moved_at": NOW, "opened_at": NOW}
     await insert(db, "checkpoint", place)
+    limits = await subscription(db, "limits")
+    await retry(db, limits, 400)
+    limited = {"subscription_id": limits, "opened_at": None, "limited_since": NOW, "paused_until": NOW}
+    await insert(db, "checkpoint", place | limited)
     assert await waits(db) == (None, 20)
     await retry(db, ordered, 60, key="order-1031")
     assert await waits(db) == (None, 60)

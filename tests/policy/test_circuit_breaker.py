@@ -5,7 +5,15 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.policy.circuit_breaker import FIRST_PROBE, LONGEST_PROBE, LONGEST_RETRY_AFTER, MESSAGES, UNREACHABLE, Breaker
+from app.policy.circuit_breaker import (
+    FIRST_PROBE,
+    LIMITS_AT_MOST,
+    LONGEST_PROBE,
+    LONGEST_RETRY_AFTER,
+    MESSAGES,
+    UNREACHABLE,
+    Breaker,
+)
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
@@ -74,12 +82,71 @@ def test_probes_go_out_less_and_less_often_and_a_success_closes_it() -> None:
 def test_the_destination_may_ask_for_a_longer_rest_but_not_for_any() -> None:
     breaker = Breaker(NOW, "down")
     breaker.probing(NOW)
-    fail(breaker, 1, retry_after_s=120.0)
+    assert not ask(breaker, 1)
     assert breaker.wait(NOW) == timedelta(seconds=120)
-    fail(breaker, 1, retry_after_s=1e6)
+    assert not ask(breaker, 1, 1e6)
     assert breaker.wait(NOW) == LONGEST_RETRY_AFTER
+    # The failure of a message that was in flight does not make the pause shorter.
     fail(breaker, 1)
-    assert breaker.wait(NOW) <= LONGEST_PROBE
+    assert breaker.wait(NOW) == LONGEST_RETRY_AFTER
+    assert breaker.wait(NOW + LONGEST_RETRY_AFTER) == timedelta(0)
+
+
+def ask(breaker: Breaker, message: object, retry_after_s: float = 120.0, now: datetime = NOW) -> bool:
+    return breaker.asked_for_pause(message, "answered 429", retry_after_s, now)
+
+
+def test_a_destination_that_only_asks_for_pauses_is_probed_after_each_and_does_not_count_as_down() -> None:
+    breaker = Breaker()
+    assert [ask(breaker, message) for message in (1, 1, 2, 3, 4, 4, 5)] == [False] * 6 + [True]
+    assert (breaker.open, breaker.down, breaker.limited_since) == (True, False, NOW)
+    assert breaker.wait(NOW) == timedelta(seconds=120)
+    at = NOW + timedelta(seconds=120)
+    assert breaker.wait(at) == timedelta(0)
+    breaker.probing(at)
+    assert not ask(breaker, 6, 1e6, at)
+    assert breaker.wait(at) == LONGEST_RETRY_AFTER
+    assert breaker.succeeded()
+    assert not breaker.open
+    assert (breaker.limited_since, breaker.paused_until) == (None, None)
+    assert not any(ask(breaker, message) for message in range(MESSAGES - 1))
+
+
+def test_a_pause_that_another_process_stored_is_kept_but_not_behind_a_clock_that_stepped_back() -> None:
+    breaker = Breaker(None, None, NOW, NOW + timedelta(seconds=200))
+    assert breaker.wait(NOW) == timedelta(seconds=200)
+    assert breaker.wait(NOW - timedelta(hours=1)) == timedelta(0)
+
+
+def test_a_destination_that_asks_for_pauses_forever_counts_as_down() -> None:
+    breaker = Breaker()
+    assert [ask(breaker, message) for message in range(MESSAGES)][-1]
+    assert not ask(breaker, 1, now=NOW + LIMITS_AT_MOST - timedelta(seconds=1))
+    assert not breaker.down
+    # It was open before.
+    assert not ask(breaker, 1, now=NOW + LIMITS_AT_MOST)
+    assert breaker.down
+    assert breaker.because == "no message was taken since 08:00 UTC: answered 429"
+    assert breaker.wait(NOW + LIMITS_AT_MOST) == timedelta(seconds=120)
+
+
+def test_a_destination_that_asks_for_pauses_and_then_fails_counts_as_down() -> None:
+    breaker = Breaker()
+    assert [ask(breaker, message) for message in range(MESSAGES)][-1]
+    assert not any(fail(breaker, message) for message in range(MESSAGES - 1))
+    assert not breaker.down
+    assert not fail(breaker, MESSAGES)
+    assert breaker.down
+
+
+def test_pauses_and_failures_in_a_row_open_it_together() -> None:
+    breaker = Breaker()
+    assert not any(fail(breaker, message) for message in range(MESSAGES - 1))
+    assert not ask(breaker, 0)
+    assert ask(breaker, MESSAGES)
+    assert not breaker.down
+    fail(breaker, MESSAGES)
+    assert breaker.down
 
 
 def test_a_clock_that_stepped_back_puts_no_probe_off() -> None:

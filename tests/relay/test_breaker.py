@@ -126,14 +126,16 @@ async def test_probes_find_the_message_that_succeeds(
 async def test_a_person_closes_a_breaker_and_all_goes_out_at_once(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
-    async with Responder(status=503) as receiver:
-        # No probe is due for five minutes, so only a reset lets messages go.
-        receiver.headers = {"retry-after": "300"}
+    async with Responder(status=500) as receiver:
         await subscribe(client, receiver, retry=[3600])
         # Without an open breaker nothing changes.
         assert (await client.post("/subscriptions/mailer/reset-breaker")).status_code == 200
         await publish(client, *(order(number) for number in range(20)))
         await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        # After this probe the next one is due in five minutes, so only a reset lets messages go.
+        receiver.status, receiver.headers = 503, {"retry-after": "300"}
+        runtime.clock.offset_s += 31
+        await turn_until(relay, runtime, lambda: db.fetchval("select paused_until is not null from checkpoint"))
         versions = await db.fetchval("select count(*) from subscription_version")
         receiver.status = 200
         reset = await client.post("/subscriptions/mailer/reset-breaker", params={"reason": "the disk is replaced"})

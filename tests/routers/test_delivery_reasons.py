@@ -197,6 +197,20 @@ async def test_an_earlier_message_of_the_key(client: httpx.AsyncClient, runtime:
         assert "which is dead" in found["sentence"]
 
 
+async def test_a_pause_that_the_destination_asked_for(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver)
+        one = await sent(client)
+        await turn_until(relay, runtime, lambda: is_reason(client, one, "retrying"))
+        assert "asks for pauses" not in (await why(client, one))["sentence"]
+        await db.execute("update checkpoint set limited_since = now(), paused_until = '2026-11-28 12:00Z'")
+        found = await why(client, one)
+    assert found["reason"] == "retrying"
+    assert "The destination asks for pauses; the next message goes out at 2026-11-28 12:00:00 UTC" in found["sentence"]
+
+
 async def test_an_open_breaker_and_a_disabled_subscription(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

@@ -124,9 +124,9 @@ async def _reset_preview(visit: Visit) -> Preview:
     )
     shown = await get_subscription(visit.path["name"], visit.runtime, visit.caller)
     found = await _preview(visit, effect, "reset-breaker")
-    if shown.breaker.opened_at is None:
-        return replace(found, is_possible=False)
-    return replace(found, facts=[*found.facts, ("open because", shown.breaker.because)])
+    if shown.breaker.opened_at is not None:
+        return replace(found, facts=[*found.facts, ("open because", shown.breaker.because)])
+    return replace(found, is_possible=shown.breaker.paused_until is not None)
 
 
 async def _reset(visit: Visit, reason: str) -> Done:

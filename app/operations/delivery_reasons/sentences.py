@@ -211,7 +211,8 @@ def _in_flight(told: Circumstances) -> str:
 def _retrying(told: Circumstances) -> str:
     facts = told.facts
     error = f" The last error: {_short(facts.last_error)}." if facts.last_error else ""
-    return f"Not delivered yet: {_tries(facts.attempts)} failed. The next attempt is{_at(facts.retry_at)}.{error}"
+    tries = f"{_tries(facts.attempts)} failed. The next attempt is{_at(facts.retry_at)}"
+    return f"Not delivered yet: {tries}.{error}{_paused_until(facts)}"
 
 
 def _not_yet_sent(told: Circumstances) -> str:
@@ -219,10 +220,17 @@ def _not_yet_sent(told: Circumstances) -> str:
     if facts.pulled:
         return f"Not claimed yet: it waits for a consumer{_since(facts.retry_at or facts.committed_at)}."
     if facts.retry_at is not None:
-        return f"Not sent yet: it waits for its turn{_since(facts.retry_at)}."
+        return f"Not sent yet: it waits for its turn{_since(facts.retry_at)}.{_paused_until(facts)}"
     behind = (facts.offset or 0) - (facts.checkpoint or 0) - 1
     place = f" {behind} log entries are before it." if behind > 0 else ""
-    return f"Not sent yet: it is committed and waits for its turn{_since(facts.committed_at)}.{place}"
+    waits = f"it is committed and waits for its turn{_since(facts.committed_at)}"
+    return f"Not sent yet: {waits}.{place}{_paused_until(facts)}"
+
+
+def _paused_until(facts: DeliveryFacts) -> str:
+    if facts.paused_until is None:
+        return ""
+    return f" The destination asks for pauses; the next message goes out{_at(facts.paused_until)} at the earliest."
 
 
 _SENTENCES: dict[DeliveryReason, Callable[[Circumstances], str]] = {

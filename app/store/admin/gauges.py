@@ -27,7 +27,10 @@ select (
     order by r.due_at limit 1
   ) d
   where s.deleted_at is null and s.state = 'active' and s.destination ->> 'type' is distinct from 'pull'
-    and not exists (select from checkpoint p where p.subscription_id = s.subscription_id and p.opened_at is not null)
+    and not exists (
+      select from checkpoint p
+      where p.subscription_id = s.subscription_id and num_nonnulls(p.opened_at, p.limited_since) > 0
+    )
 ) as delivery_at
 """
 

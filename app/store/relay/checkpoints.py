@@ -29,7 +29,8 @@ RATED_SHARDS = RowArrays(
 # checkpoint and replay, and by receipt_by_offset, delivery_retry_offset and dead_letter_offset (the last entry of each
 # range).
 START_POSITIONS = f"""
-select a.n, coalesce(p."offset", c."offset") as "offset", c.opened_at, c.opened_because, greatest(
+select a.n, coalesce(p."offset", c."offset") as "offset",
+  c.opened_at, c.opened_because, c.limited_since, c.paused_until, greatest(
   (select max(r."offset") from receipt r where r.subscription_id = a.subscription_id and r.replay = a.replay),
   (select max(d."offset") from delivery_retry d where d.subscription_id = a.subscription_id),
   (select max(d."offset") from dead_letter d where d.subscription_id = a.subscription_id),
@@ -78,9 +79,9 @@ select
 CLOSE_BREAKERS = """
 with opened as (
   select shards, shard, opened_at from checkpoint
-  where subscription_id = $1 and opened_at is not null order by shards, shard for update
+  where subscription_id = $1 and num_nonnulls(opened_at, limited_since) > 0 order by shards, shard for update
 )
-update checkpoint c set opened_at = null, opened_because = null from opened o
+update checkpoint c set opened_at = null, opened_because = null, limited_since = null, paused_until = null from opened o
 where c.subscription_id = $1 and c.shards = o.shards and c.shard = o.shard
 returning o.opened_at
 """
@@ -100,21 +101,28 @@ update lease set epoch = epoch + 1, owner = '' where starts_with(name, '{LeaseKi
 """  # noqa: S608 -- a constant
 RESIZE = """
 with old as (
-  delete from checkpoint where subscription_id = $1 returning "offset", opened_at, opened_because
+  delete from checkpoint where subscription_id = $1
+  returning "offset", opened_at, opened_because, limited_since, paused_until
 ), slowest as (
-  select min("offset") as "offset", min(opened_at) as opened_at, min(opened_because) as because from old
+  select min("offset") as "offset", min(opened_at) as opened_at, min(opened_because) as because,
+    min(limited_since) as limited_since, max(paused_until) as paused_until
+  from old
 )
-insert into checkpoint (subscription_id, shards, shard, "offset", moved_at, opened_at, opened_because)
-select $1, $2, shard, "offset", $3, opened_at, because from slowest, generate_series(0, $2 - 1) as shard
+insert into checkpoint (
+  subscription_id, shards, shard, "offset", moved_at, opened_at, opened_because, limited_since, paused_until
+)
+select $1, $2, shard, "offset", $3, opened_at, because, case when opened_at is null then limited_since end, paused_until
+from slowest, generate_series(0, $2 - 1) as shard
 where "offset" is not null
 """
 
 # Served by the primary key. Only the holder of the shard can write.
 SET_BREAKER = """
-update checkpoint c set opened_at = $7, opened_because = $8 from (
+update checkpoint c set opened_at = $7, opened_because = $8, limited_since = $9, paused_until = $10 from (
   select from lease where name = $1 and owner = $2 and epoch = $3 for share
 ) held
 where c.subscription_id = $4 and c.shards = $5 and c.shard = $6
+  and (not $11 or (c.opened_at, c.limited_since) is not distinct from ($7, $9))
 returning 1
 """
 
@@ -162,17 +170,29 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBreaker:
+    """The circuit breaker of a shard: since when its destination counts as down, and why, or limits its rate.
+
+    `paused_until`: the end of the pause that the destination last asked for.
+    """
+
+    opened_at: datetime | None = None
+    because: str | None = None
+    limited_since: datetime | None = None
+    paused_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StartPosition:
     """The start position of a new holder: after `offset`. Up to `settled_to` some messages may be settled already.
 
-    `opened_at`, `because`: its circuit breaker. `stored`: offsets in delivery_retry, by key, that block later messages
-    of the key. `dead`: keys that a dead letter blocks. Both are empty unless the subscription is ordered.
+    `stored`: offsets in delivery_retry, by key, that block later messages of the key. `dead`: keys that a dead letter
+    blocks. Both are empty unless the subscription is ordered.
     """
 
     offset: int
     settled_to: int = 0
-    opened_at: datetime | None = None
-    because: str | None = None
+    breaker: StoredBreaker = StoredBreaker()
     stored: dict[str, list[int]] = field(default_factory=dict)
     dead: frozenset[str] = frozenset()
 
@@ -181,8 +201,8 @@ async def start_positions(connection: Connection, shards: Sequence[Shard]) -> di
     """Return the start position of a new holder of each shard; shards that no longer exist are left out."""
     rows = await connection.fetch(START_POSITIONS, *SHARDS.arrays(shards)) if shards else []
     return {
-        shards[row["n"] - 1]: StartPosition(row["offset"], row["settled_to"], row["opened_at"], row["opened_because"])
-        for row in rows
+        shards[n - 1]: StartPosition(offset, settled_to, StoredBreaker(*breaker))
+        for n, offset, *breaker, settled_to in rows
     }
 
 
@@ -229,9 +249,12 @@ async def resize(connection: Connection, subscription_id: int, shards: int, now:
 
 
 async def set_breaker(
-    connection: Connection, lease: Lease, shard: Shard, opened_at: datetime | None, because: str | None
+    connection: Connection, lease: Lease, shard: Shard, breaker: StoredBreaker, *, only_pause: bool = False
 ) -> bool:
-    """Record that a shard's breaker opened or, with None, closed; False if the caller lost the shard."""
+    """Record the state of a shard's breaker; False if the caller lost the shard.
+
+    With `only_pause`, change nothing unless the breaker is still open as the caller knows it.
+    """
     row = await connection.fetchval(
         SET_BREAKER,
         lease.name,
@@ -240,16 +263,20 @@ async def set_breaker(
         shard.subscription_id,
         shard.shards,
         shard.shard,
-        opened_at,
-        because,
+        breaker.opened_at,
+        breaker.because,
+        breaker.limited_since,
+        breaker.paused_until,
+        only_pause,
     )
     return row is not None
 
 
-async def close_breakers(connection: Connection, subscription_id: int) -> list[datetime]:
+async def close_breakers(connection: Connection, subscription_id: int) -> list[datetime | None]:
     """Close the breakers of a subscription's shards; return since when each was open. Changes nothing if none is.
 
-    The holders of the shards notice it when the row of the subscription changes.
+    It is None of a shard whose destination limited its rate. The holders of the shards notice it when the row of the
+    subscription changes.
     """
     rows = await connection.fetch(CLOSE_BREAKERS, subscription_id)
     return [row["opened_at"] for row in rows]

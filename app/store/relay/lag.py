@@ -86,6 +86,9 @@ with checkpoints as materialized (
 select m."offset", m.moved_at, (select count(*) from waiting) as waiting,
   (select min(committed_at) from waiting) as oldest_at, (select count(*) from span) as looked_at,
   r.retrying, r.held, t.delivered_per_s, t.failed_per_s, b.opened_at, b.opened_because,
+  (
+    select max(p.paused_until) from checkpoints p where num_nonnulls(p.opened_at, p.limited_since) > 0
+  ) as paused_until,
   (select count(*) from (
     select from dead_letter d where d.subscription_id = $1 limit {COUNTED_MOST}
   ) d) as dead_letters,
@@ -134,6 +137,7 @@ class SubscriptionLag:
     failed_per_s: float
     opened_at: datetime | None
     opened_because: str | None
+    paused_until: datetime | None
     dead_letters: int
     last_error: str | None
     replays: list[int]
