@@ -1,5 +1,8 @@
 """PURE: limit how many messages a second a subscription is sent."""
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
 # Messages of this much time may be sent at once, to catch up after a late timer or a busy moment.
 CATCH_UP_S = 0.1
 
@@ -34,3 +37,32 @@ class Pacer:
     def sent(self, at: float, count: int) -> None:
         """Note that `count` messages are sent now; `room` must have allowed them."""
         self._next = max(self._next, at - CATCH_UP_S) + count * self._apart_s
+
+
+class JointPacer:
+    """Lets messages go as several pacers together allow it, each of which limits other messages as well.
+
+    `pacers` returns those that count now. Without one nothing may go for `CATCH_UP_S`.
+    """
+
+    def __init__(self, pacers: Callable[[], Sequence[Pacer]]) -> None:
+        self._pacers = pacers
+
+    def wait_s(self, at: float) -> float:
+        """Return the seconds that the next message must still wait; 0: it may go now."""
+        return min((pacer.wait_s(at) for pacer in self._pacers()), default=CATCH_UP_S)
+
+    def room(self, at: float, most: int) -> int:
+        """Return how many messages may go now, up to `most`."""
+        return min(most, sum(pacer.room(at, most) for pacer in self._pacers()))
+
+    def sent(self, at: float, count: int) -> None:
+        """Note that `count` messages are sent now; `room` must have allowed them."""
+        for pacer in self._pacers():
+            of_this = pacer.room(at, count)
+            if of_this:
+                pacer.sent(at, of_this)
+                count -= of_this
+
+
+AnyPacer: TypeAlias = Pacer | JointPacer

@@ -11,7 +11,7 @@ from app.database.connection import Connection
 from app.database.notifier import CLAIMABLE
 from app.destinations.base import Destination
 from app.destinations.registry import NotInstalled, destination_of, installed
-from app.policy.rate_limiter import Pacer
+from app.policy.rate_limiter import AnyPacer, JointPacer, Pacer
 from app.relay.stream import Stream
 from app.relay.stream_source import StreamContext, StreamSource
 from app.runtime.state import Runtime
@@ -302,14 +302,26 @@ class Assignments:
             subscription, runtime.deliveries_http, runtime.network_policy, runtime.vault, runtime.settings.origin
         )
 
-    def _pacer(self, source: StreamSource) -> Pacer | None:
-        """Return the rate limiter of a source. Each shard has its share; a replay shares the one of its shard."""
+    def _pacer(self, source: StreamSource) -> AnyPacer | None:
+        """Return the rate limiter of a source. Each shard has its share; a replay shares those of the shards here.
+
+        What another worker's shards leave of the rate is not known here, so a replay does not use it.
+        """
         rate, shard = source.subscription.rate_per_s, source.shard
         if rate is None:
             return None
         if shard.replay:
-            return self.streams[replace(shard, replay=0)].sender.pacer
+            return JointPacer(lambda: self._pacers_here(shard))
         return Pacer(rate / shard.shards)
+
+    def _pacers_here(self, replay: Shard) -> list[Pacer]:
+        """Return the rate limiters of the shards of a replay's subscription that no other worker can hold now."""
+        now, found = self._runtime.clock.now(), []
+        for number in range(replay.shards):
+            stream = self._live_of(replace(replay, shard=number))
+            if stream is not None and now < stream.sender.lease_until and isinstance(stream.sender.pacer, Pacer):
+                found.append(stream.sender.pacer)
+        return found
 
     async def _update_replays(
         self, connection: Connection, wanted: Mapping[Shard, replays.Replay], now: datetime

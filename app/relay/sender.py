@@ -15,7 +15,7 @@ from app.delivery import Delivery, Failed, Outcome
 from app.destinations.base import Destination
 from app.observability.trace_context import current, log_fields
 from app.policy.circuit_breaker import Breaker
-from app.policy.rate_limiter import Pacer
+from app.policy.rate_limiter import AnyPacer
 from app.relay.delivery_results import delivery_of
 from app.store.relay.log import Outgoing
 
@@ -48,7 +48,7 @@ class SenderOptions:
     subscription: str
     replay: int
     limit: int
-    pacer: Pacer | None
+    pacer: AnyPacer | None
     clock: Clock
     tracing: "Tracing | None" = None
 
@@ -143,7 +143,7 @@ class Sender:
             self.retry_in(wait_s)
         return int(not wait_s)
 
-    def _paced(self, pacer: Pacer, most: int) -> int:
+    def _paced(self, pacer: AnyPacer, most: int) -> int:
         at = monotonic()
         room = pacer.room(at, most)
         if room:

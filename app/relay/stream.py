@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from app.destinations.base import Destination
-from app.policy.rate_limiter import Pacer
+from app.policy.rate_limiter import AnyPacer
 from app.relay.breaker_control import BreakerControl
 from app.relay.expiry import Expiry, expiry_of
 from app.relay.key_order import KeyOrder
@@ -37,7 +37,7 @@ class Stream:
         destination: Destination,
         lease_until: datetime,
         start: StartPosition,
-        pacer: Pacer | None,
+        pacer: AnyPacer | None,
     ) -> None:
         subscription = source.subscription
         self.source, self.subscription, self.lease = source, subscription, source.lease
