@@ -109,6 +109,11 @@ DELIVERY = (
     Limit("app.egress.resolver.LASTING_MAX", "lookups that go on besides, of names that were quick and are slow now"),
     Limit("app.egress.resolver.NAMES_MAX", "names of which a process remembers whether the last lookup was slow"),
     Limit("app.relay.settle_buffer.RECEIPT_WITHIN_S", "seconds that a receipt may wait to be stored with others"),
+    Limit("app.destinations.batching.AGAIN_S", "seconds after which a message of a cut-off batch comes again"),
+    Limit(
+        "app.destinations.batching.REMEMBERED_MOST",
+        "messages of cut-off batches that a shard remembers, to send them in smaller ones",
+    ),
     Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
     Limit(
         "app.policy.circuit_breaker.LIMITS_AT_MOST_S",

@@ -3,7 +3,8 @@
 An answer is for the whole request. If one message alone may have caused a failure, the batch is halved repeatedly
 within the same call, until the others are delivered and only that message fails. If every part fails, the receiver
 itself is at fault, and the halving stops. A retried message shares its request with a quarter as many others at each
-attempt, and is alone from its fourth or fifth attempt on, so that other messages cannot use up its attempts.
+attempt, and is alone from its fourth or fifth attempt on, so that other messages cannot use up its attempts. When no
+time is left, what was not sent alone uses up no attempt, and comes again with a quarter as many others all the same.
 """
 
 from collections import defaultdict
@@ -26,14 +27,41 @@ NOT_THE_MESSAGES = frozenset({401, 403, 404, 405, 407, 415, 429, 502, 503, 504})
 TOO_LARGE = 413
 # Halving stops after this many more failures in a row than one message alone can cause.
 MISSES = 2
-LEFT_OUT = Failed("not sent: the other messages of the batch used up the timeout", None, None, 1.0, 0)
+# How soon a message comes again that was left out because no time was left, or that was not sent alone.
+AGAIN_S = 1.0
+LEFT_OUT = Failed("not sent: the other messages of the batch used up the timeout", None, None, AGAIN_S, 0)
+# Messages of which is remembered how often they were not sent alone. The oldest are forgotten, and may share a request
+# with as many others as before.
+REMEMBERED_MOST = 10_000
 
 
-def groups(deliveries: Sequence[Delivery], batch_max: int) -> Iterator[list[int]]:
+class CutShort:
+    """How often each message of a destination was in a batch whose time was over before it was sent alone."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+
+    def times(self, message_id: str) -> int:
+        """Return how often this has happened to a message."""
+        return self._times.get(message_id, 0)
+
+    def add(self, message_id: str) -> None:
+        """Count it once more."""
+        self._times[message_id] = self._times.pop(message_id, 0) + 1
+        if len(self._times) > REMEMBERED_MOST:
+            del self._times[next(iter(self._times))]
+
+    def forget(self, message_id: str) -> None:
+        """Forget a message that does not come again."""
+        self._times.pop(message_id, None)
+
+
+def groups(deliveries: Sequence[Delivery], batch_max: int, cut_short: CutShort) -> Iterator[list[int]]:
     """Yield the indexes of the messages of each request, by their attempts and sizes."""
     by_size: defaultdict[int, list[int]] = defaultdict(list)
     for index, delivery in enumerate(deliveries):
-        by_size[max(1, batch_max >> 2 * min(delivery.attempt - 1, 8))].append(index)
+        earlier = delivery.attempt - 1 + cut_short.times(delivery.message_id)
+        by_size[max(1, batch_max >> 2 * min(earlier, 8))].append(index)
     for size, indices in by_size.items():
         group: list[int] = []
         taken = 0
@@ -50,8 +78,8 @@ def groups(deliveries: Sequence[Delivery], batch_max: int) -> Iterator[list[int]
 class Batches:
     """Sends the messages of one `deliver`. All requests together take at most `timeout_s`."""
 
-    def __init__(self, send: Send, now: datetime, timeout_s: float) -> None:
-        self._send, self._now, self._timeout_s = send, now, timeout_s
+    def __init__(self, send: Send, now: datetime, timeout_s: float, cut_short: CutShort) -> None:
+        self._send, self._now, self._timeout_s, self._cut_short = send, now, timeout_s, cut_short
         self._began = monotonic()
         self._misses = self._patience = 0
         # The outcome of all remaining messages: the receiver is gone, unreachable, or asked to wait.
@@ -60,10 +88,13 @@ class Batches:
     async def deliver(self, deliveries: Sequence[Delivery], batch_max: int) -> list[Outcome]:
         """Send messages in as few requests as possible; return their outcomes in the same order."""
         found: dict[int, Outcome] = {}
-        for group in groups(deliveries, batch_max):
+        for group in groups(deliveries, batch_max, self._cut_short):
             self._misses, self._patience = 0, len(group).bit_length() + MISSES
             outcomes = await self._narrow([deliveries[index] for index in group], LEFT_OUT)
             found.update(zip(group, outcomes, strict=True))
+        for index, outcome in found.items():
+            if not isinstance(outcome, Failed):
+                self._cut_short.forget(deliveries[index].message_id)
         return [found[index] for index in range(len(deliveries))]
 
     async def _narrow(self, part: Sequence[Delivery], otherwise: Outcome) -> list[Outcome]:
@@ -71,9 +102,12 @@ class Batches:
         if self._ended is not None:
             return [self._ended] * len(part)
         passed_s = monotonic() - self._began
-        if passed_s >= self._timeout_s:
-            return [otherwise] * len(part)
         left_s = round(self._timeout_s - passed_s, 3)
+        if left_s <= 0:
+            if otherwise is not LEFT_OUT:
+                for delivery in part:
+                    self._cut_short.add(delivery.message_id)
+            return [otherwise] * len(part)
         outcome = await self._send(part, self._now + timedelta(seconds=passed_s), left_s)
         self._misses = 0 if isinstance(outcome, Delivered) else self._misses + 1
         if _is_for_all(outcome):
@@ -105,8 +139,11 @@ def _is_for_all(outcome: Outcome) -> bool:
 
 
 def _without_company(outcome: Outcome) -> Outcome:
-    """Return a part's outcome for a message that was not sent alone: never a final one."""
-    if not isinstance(outcome, Refused):
+    """Return a part's outcome for a message that was not sent alone: never a final one, and it uses up no attempt.
+
+    It has no status, because the answer is not about this message, and its pause is not the receiver's.
+    """
+    if isinstance(outcome, Delivered):
         return outcome
-    error = f"{outcome.error}, with others: {outcome.reason}"
-    return Failed(error, outcome.status, outcome.response, None, outcome.duration_ms)
+    reason = f": {outcome.reason}" if isinstance(outcome, Refused) else ""
+    return Failed(f"{outcome.error}, with others{reason}", None, outcome.response, AGAIN_S, outcome.duration_ms)

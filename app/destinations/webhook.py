@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
-from app.destinations.batching import Batches
+from app.destinations.batching import Batches, CutShort
 from app.destinations.cloudevents import BATCH, EVENT, context, event, joined, own_headers
 from app.egress.http_client import EgressClient
 from app.egress.reply import Reply
@@ -52,6 +52,7 @@ class Webhook:
         self._client, self._url, self._timeout_s, self._mode = client, url, timeout_s, mode
         self._batch_max = batch_max if mode in BATCHED else 1
         self._signer = Signer(secrets)
+        self._cut_short = CutShort()
         self._always = {name.lower(): value for name, value in headers.items()}
         if origin is not None:
             self._always["webhook-request-origin"] = origin
@@ -69,7 +70,8 @@ class Webhook:
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """POST the message or the batch, signed as of `now`, and return what the answer means (design: Delivery)."""
         if self._mode in BATCHED:
-            return await Batches(self._post_batch, now, self._timeout_s).deliver(deliveries, self._batch_max)
+            batches = Batches(self._post_batch, now, self._timeout_s, self._cut_short)
+            return await batches.deliver(deliveries, self._batch_max)
         [delivery] = deliveries
         return [await self._post_single(delivery, now, self._timeout_s)]
 

@@ -10,7 +10,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from standardwebhooks import Webhook as Verifier
 
 from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
-from app.destinations.batching import BATCH_BYTES, LEFT_OUT, groups
+from app.destinations.batching import BATCH_BYTES, LEFT_OUT, REMEMBERED_MOST, CutShort, groups
 from app.egress.http_client import EgressClient
 from tests.support.check_responder import Answer, Call, RawServer, Responder, Silent
 from tests.support.webhooks import SECRET, message, now, webhook
@@ -227,8 +227,10 @@ async def test_no_answer_in_time_fails_all_within_the_time(http_client: EgressCl
         assert hook.connections == 1
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     assert [outcome.error for outcome in outcomes[:3] if isinstance(outcome, Failed)] == [
-        "no whole answer within 0.5 s"
+        "no whole answer within 0.5 s, with others"
     ] * 3
+    # None of them was sent alone.
+    assert all(outcome.retry_after_s for outcome in outcomes if isinstance(outcome, Failed))
     assert outcomes[3:] == [LEFT_OUT] * 3
     assert LEFT_OUT.retry_after_s
 
@@ -248,13 +250,48 @@ async def test_a_message_is_refused_only_after_it_was_sent_alone(
     assert {type(outcome) for outcome in outcomes} == {Failed}
     last = outcomes[-1]
     assert isinstance(last, Failed)
-    assert (last.error, last.status) == ("answered 400, with others: bad", 400)
+    assert (last.error, last.status) == ("answered 400, with others: bad", None)
+    assert last.retry_after_s
+
+
+async def test_a_message_that_gets_no_answer_uses_up_no_attempt_of_others(http_client: EgressClient) -> None:
+    async def hang(call: Call) -> web.StreamResponse:
+        if 17 in offsets_of(call):
+            await released.wait()
+        return web.Response()
+
+    released, attempts = asyncio.Event(), dict.fromkeys(range(64), 1)
+    async with Responder(hang) as server:
+        hook = webhook(http_client, server.url, mode="batch", batch_max=64, timeout_s=1)
+        for _ in range(4):
+            deliveries = [message(number, attempt=attempt) for number, attempt in attempts.items()]
+            for delivery, outcome in zip(deliveries, await hook.deliver(deliveries, now()), strict=True):
+                if isinstance(outcome, Delivered):
+                    del attempts[delivery.offset]
+                elif isinstance(outcome, Failed) and outcome.retry_after_s is None:
+                    attempts[delivery.offset] += 1
+        released.set()
+    # The message was alone at last, and only then it used up an attempt.
+    assert [offsets_of(call) for call in server.calls][-1] == [17]
+    assert attempts.pop(17) == 2
+    assert set(attempts.values()) == {1}
+
+
+def test_messages_that_were_not_sent_alone_are_remembered_up_to_a_number() -> None:
+    cut_short = CutShort()
+    for number in range(REMEMBERED_MOST + 1):
+        cut_short.add(f"{number}")
+    assert [cut_short.times("0"), cut_short.times("1")] == [0, 1]
+    cut_short.add("1")
+    assert cut_short.times("1") == 2
+    cut_short.forget("1")
+    assert cut_short.times("1") == 0
 
 
 def test_later_attempts_are_sent_in_ever_smaller_batches() -> None:
     def sizes(attempt: int, batch_max: int = 100) -> set[int]:
         deliveries = [message(number, attempt=attempt) for number in range(100)]
-        found = list(groups(deliveries, batch_max))
+        found = list(groups(deliveries, batch_max, CutShort()))
         assert sorted(index for group in found for index in group) == list(range(100))
         return {len(group) for group in found}
 
@@ -265,6 +302,6 @@ def test_later_attempts_are_sent_in_ever_smaller_batches() -> None:
 
 def test_a_request_is_bounded_in_bytes() -> None:
     deliveries = [message(number, body=b"x" * (BATCH_BYTES // 3)) for number in range(7)]
-    assert list(groups(deliveries, 100)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(groups(deliveries, 100, CutShort())) == [[0, 1, 2], [3, 4, 5], [6]]
     whole = [message(number, body=b"x" * (BATCH_BYTES + 1)) for number in range(2)]
-    assert list(groups(whole, 100)) == [[0], [1]]
+    assert list(groups(whole, 100, CutShort())) == [[0], [1]]

@@ -1,5 +1,6 @@
 """The relay with webhooks in batches and as structured events: what the destination returns is what is recorded."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -48,6 +49,39 @@ async def test_one_poison_message_of_a_batch_fails_alone_and_opens_no_breaker(
     retry = await db.fetchrow('select "offset", attempts, last_error from delivery_retry')
     assert tuple(retry) == (sent[17], 1, "answered 500")
     assert await db.fetchval("select opened_at from checkpoint") is None
+
+
+async def test_a_message_without_an_answer_kills_no_other_one_of_its_batch(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    released = asyncio.Event()
+
+    async def answer(call: Call) -> web.Response:
+        if any(event["data"] == {"order": 2} for event in call.json()):
+            await released.wait()
+        return web.Response(status=204)
+
+    sent = await publish(client, *(order(number) for number in range(4)))
+    async with Responder(answer) as receiver:
+        await subscribe(
+            client,
+            receiver,
+            start="earliest",
+            retry=[],
+            timeout_s=1,
+            max_in_flight=1,
+            destination={"type": "webhook", "url": receiver.url, "mode": "batch", "batch_max": 4},
+        )
+
+        async def settled() -> bool:
+            runtime.clock.offset_s += 0.1
+            found = "select (select count(*) from receipt) + (select count(*) from dead_letter) = 4"
+            return bool(await db.fetchval(found))
+
+        await turn_until(relay, runtime, settled)
+        released.set()
+    assert [row["offset"] for row in await db.fetch('select "offset" from dead_letter')] == [sent[2]]
+    assert await db.fetchval("select max(attempts) from receipt") == 1
 
 
 async def test_structured_events_are_delivered_with_receipts(
