@@ -20,7 +20,7 @@ from app.store.proof.shared_settings import RAISE
 # A role's or a database's own limits would end a long revision. Postgres before 17 does not know the last one.
 WITHOUT_LIMITS = """
 select set_config(name, '0', false) from pg_settings
-where name in ('lock_timeout', 'statement_timeout', 'transaction_timeout')
+where name in ('lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 """
 
 

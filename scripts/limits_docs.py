@@ -148,7 +148,12 @@ PROCESSES = (
     Limit("app.database.connection.LOOP_CONNECTIONS", "pool connections that requests leave to the loops"),
     Limit(
         "app.database.keepalive.SILENT_S",
-        "seconds without an answer of the database server's kernel after which a TCP connection to it is lost",
+        "seconds without an answer of the other kernel after which a TCP connection between Halfnote and the database "
+        "server is lost",
+    ),
+    Limit(
+        "app.database.connection.SILENT_IN_TRANSACTION_S",
+        "seconds of silence of a process inside a database transaction after which the server ends the connection",
     ),
     Limit(
         "app.database.lent_connections.LENT_FOR_LOOKS",

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import QueuePool
 
 from app.database.backends import Backend, end_backends, note_backend
-from app.database.keepalive import keep_alive
+from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
 from app.database.url_file import url_of
@@ -30,11 +30,19 @@ WEAK_COMMITS = ("off", "local", "remote_write")
 KEYED_PLANS = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off"
 
 
+IDLE_IN_TRANSACTION = "idle_in_transaction_session_timeout"
+# The server ends a connection of the service that is silent for so long inside a database transaction. A process that
+# is frozen, or gone behind a pooler, would keep its locks, and the offset lock stops every commit.
+SILENT_IN_TRANSACTION_S = 10
+
 # Not among the settings that a connection begins with: a pooler refuses those that it does not know.
-SESSION = """
+SESSION = f"""
 select current_setting('synchronous_commit') as commits, a.pid, a.backend_start as began_at
-from set_config('jit', 'off', false) left join pg_stat_activity a on a.pid = pg_backend_pid()
-"""
+from set_config('jit', 'off', false),
+  {", ".join(f"set_config('{name}', '{value}', false) as {name}" for name, value in ON_THE_SERVER.items())},
+  set_config('{IDLE_IN_TRANSACTION}', coalesce($1, current_setting('{IDLE_IN_TRANSACTION}')), false) as silent
+  left join pg_stat_activity a on a.pid = pg_backend_pid()
+"""  # noqa: S608 -- constants
 
 # What a statement meets whose session became another's between two messages, and what pgbouncer says of a transaction
 # where it pools statements.
@@ -83,6 +91,7 @@ async def connect(
     guard: TimelineGuard | None = None,
     keeps_plans: bool = False,
     answer_within_s: float | None = None,
+    silent_in_transaction_s: float | None = None,
 ) -> Connection:
     """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
 
@@ -91,19 +100,22 @@ async def connect(
     `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
     `keeps_plans`: for statements that look up rows by key.
     `answer_within_s`: for each statement; one that takes longer is canceled and raises TimeoutError.
+    `silent_in_transaction_s`: between two statements of a database transaction, before the server ends it with the
+    connection; None: as the server has it, for commands that may take their time.
 
     Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError,
     asyncpg.InterfaceError, asyncpg.InternalClientError or TimeoutError as asyncpg does.
     """
     guard = guard or timeline_guard(dsn)
     session = KEYED_PLANS if keeps_plans else ""
+    silent = None if silent_in_transaction_s is None else f"{silent_in_transaction_s * 1000:.0f}"
     await guard.look()
     # asyncpg itself has one limit for all hosts, which one that does not answer uses up, and it returns the first that
     # takes writes.
     failed: list[Exception] = []
     for host in guard.hosts_to_try if len(guard.hosts) > 1 else [None]:
         try:
-            return await _connect(dsn, host, timeout_s, guard, session, answer_within_s)
+            return await _connect(dsn, host, timeout_s, guard, session, answer_within_s, silent)
         except NOT_CONNECTED as error:
             failed.append(error)
     raise min(failed, key=_telling)
@@ -114,7 +126,13 @@ def _telling(error: Exception) -> int:
 
 
 async def _connect(
-    dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard, session: str, answer_within_s: float | None
+    dsn: str,
+    host: Host | None,
+    timeout_s: float,
+    guard: TimelineGuard,
+    session: str,
+    answer_within_s: float | None,
+    silent: str | None,
 ) -> Connection:
     name, port = host or (None, None)
     settings = {"application_name": "halfnote", "timezone": "UTC"}
@@ -131,7 +149,7 @@ async def _connect(
         try:
             # asyncpg has no setting for it.
             keep_alive(connection._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
-            session_row = await connection.fetchrow(SESSION)
+            session_row = await connection.fetchrow(SESSION, silent)
             assert session_row is not None
             if session_row["commits"] in WEAK_COMMITS:
                 await connection.execute("set synchronous_commit = on")
@@ -165,7 +183,7 @@ class Database:
         self.lent = LentConnections()
         self.engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=lambda: connect(dsn, guard=self.guard),
+            async_creator=lambda: connect(dsn, guard=self.guard, silent_in_transaction_s=SILENT_IN_TRANSACTION_S),
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=pool_timeout_s,
@@ -242,7 +260,13 @@ class Database:
 
     async def dedicated(self, *, answer_within_s: float | None = None) -> Connection:
         """Open a connection outside the pool that is kept, as by a lane. `answer_within_s`: see `connect`."""
-        return await connect(self.dsn, guard=self.guard, keeps_plans=True, answer_within_s=answer_within_s)
+        return await connect(
+            self.dsn,
+            guard=self.guard,
+            keeps_plans=True,
+            answer_within_s=answer_within_s,
+            silent_in_transaction_s=SILENT_IN_TRANSACTION_S,
+        )
 
     async def close_overdue(self) -> int:
         """Look at what is lent; close what is in use for too long, with its backend if the server answers.

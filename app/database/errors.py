@@ -25,8 +25,9 @@ READ_ONLY = ("25006", "57P03")
 STORAGE_FULL = ("53100",)
 # check_violation; without a constraint's name it means that no partition takes the row.
 NO_PARTITION = "23514"
-# The backend went away (shutdown, crash, protocol): what it was doing may have been committed.
-GONE = ("08", "57P01", "57P02", "57P05")
+# The backend went away (shutdown, crash, protocol, a time limit of the session): what it was doing may have been
+# committed.
+GONE = ("08", "57P01", "57P02", "57P05", "25P03", "25P04")
 # Syntax, names and rights: a defect of a statement, or a database that is not as migrations left it.
 OUR_MISTAKES = "42"
 RETRY_AFTER_S = 1

@@ -1,7 +1,8 @@
-"""Has the kernel end a TCP connection whose server's machine is gone.
+"""Has the kernels end a TCP connection whose other machine is gone.
 
 A machine that loses its power sends no last packet. A connection on which only an answer is awaited has nothing to send
-again, so without probes it waits for ever.
+again, so without probes it waits for ever. The server's side of a connection holds the locks of its database
+transaction meanwhile.
 """
 
 import socket
@@ -20,6 +21,15 @@ _OPTIONS = {
     "TCP_KEEPCNT": PROBES,
     # Milliseconds, also for what was sent and is not acknowledged: by default that is sent again for 15 minutes.
     "TCP_USER_TIMEOUT": SILENT_S * 1000,
+}
+
+# The same on the server's side: a kernel that lacks one, and a Unix socket, ignore it. Behind a pooler they are of its
+# connection to the server.
+ON_THE_SERVER = {
+    "tcp_keepalives_idle": IDLE_S,
+    "tcp_keepalives_interval": PROBE_EVERY_S,
+    "tcp_keepalives_count": PROBES,
+    "tcp_user_timeout": SILENT_S * 1000,
 }
 
 
