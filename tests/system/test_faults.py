@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -26,7 +27,8 @@ from app.ids import uuid7
 from app.lifecycle.startup import assemble
 from app.migrate import migrate
 from app.runtime.state import Runtime
-from app.store.coordinator.halves import Half
+from app.store.coordinator.halves import Half, stored_halves
+from app.store.coordinator.ops import End, read_recorded
 from tests.conftest import client_of, register_group
 from tests.coordinator.test_group_commit import new_half
 from tests.coordinator.test_races import end_of, now
@@ -118,6 +120,42 @@ async def test_a_cancelled_wait_for_a_standby_is_an_unknown_outcome(own_server: 
     for path, request in requests:
         again = await own_server.client.post(path, json=request)
         assert (again.status_code, again.json()["replayed"]) == (200, True)
+    await db.close()
+
+
+async def test_a_repeat_is_acknowledged_only_when_the_standby_has_its_row(own_server: OwnServer) -> None:
+    """The first request's row is visible, because its wait for the standby was canceled; a failover would lose it."""
+    db = await connect(own_server.server.url)
+    await db.execute("set synchronous_commit = local")
+    half = (await own_server.client.post("/half", json=ORDER)).json()
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
+    stored, published = str(uuid7(now())), str(uuid7(now()))
+    requests = [
+        ("/half", {**ORDER, "transaction_id": stored}, 200),
+        ("/end", end_of(half["transaction_id"], "commit"), 200),
+        ("/messages", {**ORDER, "transaction_id": published}, 200),
+        ("/end", end_of(half["transaction_id"], "rollback"), 409),
+    ]
+    for _ in ("the first", "a repeat"):
+        for path, request, _ in requests:
+            asked = asyncio.create_task(own_server.client.post(path, json=request))
+            async with asyncio.timeout(10):
+                while not (asked.done() or await db.fetchval(CANCEL)):
+                    await asyncio.sleep(0.01)
+            answer = await asked
+            assert (answer.status_code, answer.json().get("type")) == (503, "/problems/outcome-unknown"), (
+                path,
+                answer.text,
+            )
+    await _require_standby(db, "")
+    for path, request, code in requests:
+        assert (await own_server.client.post(path, json=request)).status_code == code
+    # Without a synchronous standby a repeat writes nothing.
+    async with db.transaction():
+        await stored_halves(db, [UUID(stored)], ["shop"])
+        await read_recorded(db, [End(UUID(published), None, None)], now())
+        assert await db.fetchval("select pg_current_xact_id_if_assigned()") is None
     await db.close()
 
 

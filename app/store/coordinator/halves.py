@@ -8,6 +8,7 @@ from uuid import UUID
 
 from app.database.columns import NUMBER, Column, RowArrays, insert, same
 from app.database.connection import Connection
+from app.database.standby_wait import CONFIRMED
 
 # One row for each message of a half. The first message's row also has the columns of the whole half.
 HALVES = RowArrays(
@@ -82,15 +83,16 @@ returning transaction_id, first_check_at
 
 # Served by half's primary key, one probe in one partition for each id. LATERAL … OFFSET 0 separates the lookups, so
 # each one prunes to its own day. RECORD_ENDS says why the condition is `position < 1`.
-STORED_HALVES = """
+STORED_HALVES = f"""
+with {CONFIRMED}
 select a.transaction_id, h.digest, h.born_at, h.first_check_at, h.producer_group,
   exists (select from producer_group g where g.name = a.producer_group and g.deleted_at is null) as registered
-from unnest($1::uuid[], $2::text[]) as a(transaction_id, producer_group)
+from confirmed cross join unnest($1::uuid[], $2::text[]) as a(transaction_id, producer_group)
 left join lateral (
   select digest, born_at, first_check_at, producer_group from half h
   where h.transaction_id = a.transaction_id and h.position < 1 offset 0
 ) h on true
-"""
+"""  # noqa: S608 -- a constant
 
 # Served by half's primary key in one partition.
 HALF_ROWS = """

@@ -9,6 +9,7 @@ from uuid import UUID
 from app.database.advisory_locks import AdvisoryLock
 from app.database.columns import Column, RowArrays, same, selected
 from app.database.connection import Connection
+from app.database.standby_wait import CONFIRMED
 from app.verdicts import SOURCE_OF, VERDICT_OF, CheckOutcome, Source, Verdict
 
 ENDS = RowArrays(
@@ -169,7 +170,7 @@ from decided left join sent b on true
 # is not in the snapshot of the first. Served by the primary keys of op and outbox, one partition each. A refused end
 # leaves one `attempt` row (attempt_refused keeps it one), so the proof can name the source that contradicted a verdict.
 READ_RECORDED = f"""
-with asked as materialized (
+with {CONFIRMED}, asked as materialized (
   select * from {READS.unnest("a")}
 ), recorded as materialized (
   select a.transaction_id, a.producer_group, a.verdict as asked_verdict, a.source as asked_source,
@@ -196,7 +197,7 @@ select {
         | same("position", "topic", "offset", "committed_at", of="b")
     )
 }
-from recorded r left join lateral (
+from confirmed cross join recorded r left join lateral (
   select position, topic, "offset", committed_at from outbox b where b.transaction_id = r.transaction_id offset 0
 ) b on true
 order by r.transaction_id, b.position
