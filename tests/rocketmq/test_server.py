@@ -24,7 +24,7 @@ from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequ
 from app.rocketmq.service import SERVICE
 from tests.support.certificates import Authority
 from tests.support.cli_runs import Run, run_alone
-from tests.support.gateway import LIMITS, GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.gateway import LIMITS, WITHIN_S, GatewayProcess, RocketClient, codes_of, message_of
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 
@@ -269,6 +269,35 @@ async def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
                 await routed(plain)
     finally:
         assert gateway.stop() == 0
+
+
+async def test_a_signal_within_handshakes_and_probes_leaves_no_traceback(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path / "authority").issue("127.0.0.1").write(tmp_path / "secret")
+    gateway = GatewayProcess(
+        tmp_path,
+        "http://127.0.0.1:9",
+        *("--tls-cert", str(certificate), "--tls-key", str(key)),
+        *("--remoting-port", "0", "--operations-port", "0"),
+    )
+    await gateway.start()
+    begun = [
+        await asyncio.open_connection("127.0.0.1", port)
+        for port in (gateway.port, gateway.remoting_port, gateway.operations_port)
+        for _ in range(3)
+    ]
+    try:
+        for _, writer in begun:
+            # The beginning of a record of TLS, or of a request.
+            writer.write(b"\x16\x03\x01\x02")
+        async with httpx.AsyncClient(trust_env=False) as operator, asyncio.timeout(WITHIN_S):
+            wanted = 'halfnote_rocketmq_clients{protocol="remoting"} 3.0'
+            while wanted not in (await operator.get(f"http://127.0.0.1:{gateway.operations_port}/metrics")).text:
+                await asyncio.sleep(0.05)
+    finally:
+        assert gateway.stop() == 0
+        for _, writer in begun:
+            writer.close()
+    assert "Traceback" not in gateway.log.read_text()
 
 
 async def test_a_hangup_answers_calls_in_flight(tmp_path: Path) -> None:
