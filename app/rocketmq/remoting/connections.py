@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 IDLE_S = 120.0
 # Room for a body above the limit, which then gets an answer, and for a batch and its properties.
 FRAME_ROOM_BYTES = 2 * 1024 * 1024
+# A frame is read in parts of this size. A part waits in the process for its room, those after it at the client.
+PART_BYTES = 16 * 1024
 # How long requests that were read may be answered when the gateway stops.
 GRACE_S = 5.0
 # Requests of a connection that are not answered yet; more are read when one is answered. Pulls wait for messages, so
@@ -169,14 +171,26 @@ class RemotingConnection:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
         if not 4 <= length <= self._frame_limit:
             raise FrameFault(f"a frame of {length} bytes; {self._frame_limit} are the most")
-        # The client sends no more meanwhile: what is not read stays in its own system.
-        await buffered.request(length)
         try:
-            async with asyncio.timeout(self._arrives_s):
-                return decode(await self._reader.readexactly(length))
+            return decode(await self._read_parts(length, buffered))
         except BaseException:
             buffered.release()
             raise
+
+    async def _read_parts(self, length: int, buffered: BufferedBytes) -> bytes:
+        """Read a frame whose length the client announced. Only what has arrived of it is held."""
+        content, left_s = bytearray(), self._arrives_s
+        while len(content) < length:
+            begun = time.monotonic()
+            async with asyncio.timeout(left_s):
+                part = await self._reader.read(min(PART_BYTES, length - len(content)))
+            left_s -= time.monotonic() - begun
+            if not part:
+                raise asyncio.IncompleteReadError(bytes(content), length)
+            # The client sends no more meanwhile: what is not read stays in its own system.
+            await buffered.arrived(len(part), length)
+            content += part
+        return bytes(content)
 
     def _begin(self, frame: RemotingFrame, answer: Answer, buffered: BufferedBytes) -> asyncio.Task[None]:
         task = asyncio.create_task(self._answer(frame, answer, buffered))
