@@ -226,6 +226,10 @@ ROCKETMQ = (
     Limit("app.rocketmq.renewals.AT_ONCE", "requests by which a gateway renews messages at the same time"),
     Limit("app.rocketmq.clients.WAITING_MAX", "commands that wait for a client which does not read its stream"),
     Limit(
+        "app.rocketmq.clients.UNORDERED_MAX",
+        "push consumers of which a gateway keeps that they call their handler without order",
+    ),
+    Limit(
         "app.rocketmq.server.CALLS_PER_CONNECTION",
         "calls of clients that a gateway has at once, for each of `--max-connections`, and 1,000 more",
     ),

@@ -10,6 +10,8 @@ from app.rocketmq.receiving import ClaimedOrphan, orphaned
 
 # Commands that wait for a client which does not read. More are not sent to it.
 WAITING_MAX = 200
+# Push consumers of which is kept that they call their handler without order; then the oldest is forgotten.
+UNORDERED_MAX = 10_000
 
 
 class ConnectedClient:
@@ -22,8 +24,7 @@ class ConnectedClient:
         # The filter expression that this client last gave, by subscription.
         self.expressions: dict[str, str] = {}
         self.sends_transactions = False
-        # Whether this stream's first settings said that the subscription is ordered; None: they said nothing. Apache's
-        # client for Java decides by them for its whole life how it calls its handler.
+        # Whether the client calls its handler in order; None: it has no settings yet.
         self.fifo: bool | None = None
         self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue(WAITING_MAX)
 
@@ -66,6 +67,8 @@ class ConnectedClients:
         # By keys as well: a client cannot take the place of one that has other rights.
         self._by_id: dict[tuple[str, ApiKeys], ConnectedClient] = {}
         self._turn: dict[str, int] = {}
+        # By hash: a client chooses the length of its id, and two of one hash only get fewer messages at a time.
+        self._unordered: dict[int, None] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -85,6 +88,24 @@ class ConnectedClients:
         if self.get(client.client_id, client.keys) is client:
             del self._by_id[client.client_id, client.keys]
             self.on_change()
+
+    def calls_in_order(self, client: ConnectedClient, *, told: bool) -> bool:
+        """Note what a stream's first settings said of the order; return whether the client calls its handler in order.
+
+        Apache's client for Java decides that for its whole life by the first settings that it gets. It opens another
+        stream when one breaks, and one for each address, and does not say what it has decided.
+        """
+        known_as = hash((client.client_id, client.keys))
+        if told:
+            return known_as not in self._unordered
+        self._unordered[known_as] = None
+        if len(self._unordered) > UNORDERED_MAX:
+            del self._unordered[next(iter(self._unordered))]
+        return False
+
+    def forget_order(self, client: ConnectedClient) -> None:
+        """Forget what was noted of the order: the client has ended, and one with its id may start."""
+        self._unordered.pop(hash((client.client_id, client.keys)), None)
 
     def close(self) -> None:
         """End all streams, so that the clients connect elsewhere."""

@@ -14,6 +14,7 @@ from app.rocketmq.names import subscription_of, topic_of
 from app.rocketmq.protocol.definition_pb2 import (
     Assignment,
     Broker,
+    ClientType,
     Code,
     Endpoints,
     MessageQueue,
@@ -70,6 +71,7 @@ class ClientSessions:
         """Forget a client. Raises CallRefused if it is not connected here."""
         client = self._connected(call)
         self._clients.remove(client)
+        self._clients.forget_order(client)
         client.end()
         return NotifyClientTerminationResponse(status=OK_STATUS)
 
@@ -116,8 +118,8 @@ class ClientSessions:
         elif which == "subscription":
             topics = {}
             answer = consumer_settings(settings, await self._subscribed(settings, client))
-            if client.fifo is None:
-                client.fifo = answer.subscription.fifo
+            if client.fifo is None and settings.client_type != ClientType.SIMPLE_CONSUMER:
+                client.fifo = self._clients.calls_in_order(client, told=answer.subscription.fifo)
         else:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "These settings are of no producer and no consumer.")
         client.settings, client.topics = settings, topics
