@@ -200,7 +200,7 @@ async def test_an_orderly_client_begins_again_when_a_message_of_its_queue_is_not
     # Then the client commits the offset that it was told.
     await peer.commit(1)
     assert (list(held._held), await receipts(db)) == ([renewed], 1)
-    assert await began(peer) == 3
+    assert await began(peer) > 3
     assert len(held) == 0
     service.outcomes.clear()
     async with asyncio.timeout(30):

@@ -43,7 +43,7 @@ async def peer(gateway: tuple[RemotingGateway, int]) -> AsyncIterator[RemotingPe
 async def joined(peer: RemotingPeer, **fields: Any) -> None:
     answer = await peer.heartbeat(consumers={"points": "*"}, **fields)
     assert answer.code == ResultCode.SUCCESS, answer.remark
-    assert await began(peer) == 0
+    assert await began(peer) > 0
 
 
 async def began(peer: RemotingPeer) -> int:
@@ -202,7 +202,7 @@ async def test_a_pull_brings_few_large_messages(peer: RemotingPeer) -> None:
 async def test_a_client_that_begins_again_has_nothing(peer: RemotingPeer, db: Connection) -> None:
     await sent(peer, b"a")
     assert len(await pulled(peer, 0)) == 1
-    assert await began(peer) == 1
+    assert await began(peer) > 1
     # A commit of the former turn acknowledges nothing.
     await peer.commit(1)
     assert await receipts(db) == 0
@@ -279,7 +279,7 @@ async def test_an_orderly_client_from_another_process_begins_again(
         await other.heartbeat(consumers={"points": "*"})
         answer = await other.pull(7)
         assert (answer.code, answer.fields["nextBeginOffset"]) == (ResultCode.PULL_OFFSET_MOVED, "7")
-        assert await began(other) == 0
+        assert await began(other) > 7
         assert await pulled(other, 0) == []
         await other.close()
 

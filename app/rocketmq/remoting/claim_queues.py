@@ -1,10 +1,12 @@
 """The messages that one client holds in one queue, under the offsets by which the client knows them.
 
 The client's own numbers go on: the first message of an answer has the offset for which the client asked. So an offset
-that the client commits is never above a message that it has not got, whichever process numbered the ones below.
+that the client commits is never above a message that it has not got, whichever process numbered the ones below. An
+offset that was not given here is of another process, and says nothing of the messages that were.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,6 +54,14 @@ class ClaimQueue:
     def most(self) -> int:
         """How many messages the next answer has at most. Over a slow link it must arrive within the client's time."""
         return max(1, min(self._most, BATCH_BYTES // self._body_bytes))
+
+    def begin_again(self) -> list[HeldDelivery]:
+        """Go on at offsets that no process gave before. Forget and return what the client held, which it dropped.
+
+        A client may go to another process, begin there, and come back. An offset of the one must be none of the other.
+        """
+        self.next_offset = int(time.time() * 1000) << 20
+        return self.take_from(0)
 
     def answer(self, deliveries: Sequence[HeldDelivery], body_bytes: int) -> None:
         """Note what the client holds once it has the next answer. `body_bytes`: of all bodies in it."""

@@ -54,6 +54,12 @@ class Pulling:
         member = _member(client, group, topic)
         ordered = await self._ordered(call, group, topic, member)
         queue = client.queue(group, topic, queue_id)
+        if queue is not None and offset > queue.next_offset:
+            # The client was at another process since, and may have begun again there. Its offsets do not say what it
+            # did with the messages that it got here.
+            self._give_back(queue, client, queue.take_from(0), "the consumer went on by another gateway")
+            client.forget([queue])
+            queue = None
         if queue is None:
             if ordered and offset > 0:
                 # Another process numbered what the client holds, and its claims may be over. The client drops that
@@ -85,7 +91,7 @@ class Pulling:
             if not refused.for_now:
                 raise
         queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)))
-        self._give_back(queue, client, queue.take_from(0), "the consumer began again")
+        self._give_back(queue, client, queue.begin_again(), "the consumer began again")
         return call.frame.answered(ResultCode.SUCCESS, fields={"offset": queue.next_offset})
 
     async def commit(self, call: RemotingCall) -> RemotingFrame:
@@ -173,7 +179,8 @@ class Pulling:
         self._claiming.give_back(queue.subscription, client.keys, [handle], why, retry_after_s=None)
 
     async def _commit(self, queue: ClaimQueue, offset: int, client: RemotingClient) -> None:
-        done = queue.take_below(offset)
+        # An offset that was not given here is of another process.
+        done = queue.take_below(offset) if offset <= queue.next_offset else []
         if not done:
             return
         handles = [one.handle for one in done]

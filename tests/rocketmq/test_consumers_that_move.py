@@ -1,0 +1,100 @@
+"""Consumers of RocketMQ 4 that go to another gateway process and come back while the first remembers them."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.remoting.codes import RequestCode, ResultCode
+from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from tests.support.remoting import RemotingPeer, read_messages, remoting_over
+
+QUEUE = {"consumerGroup": "points", "topic": "order", "queueId": 0}
+
+
+async def connected(port: int, client_id: str) -> RemotingPeer:
+    peer = await RemotingPeer.connect(port)
+    peer.client_id = client_id
+    assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+    return peer
+
+
+async def sent(peer: RemotingPeer, *bodies: bytes) -> None:
+    for body in bodies:
+        assert (await peer.send(body)).code == ResultCode.SUCCESS
+
+
+async def pulled(peer: RemotingPeer, offset: int, commit: int = 0) -> list[bytes]:
+    return [one.body for one in read_messages((await peer.pull(offset, commitOffset=commit)).body)]
+
+
+async def left(gateway: RemotingGateway, peer: RemotingPeer) -> None:
+    await peer.close()
+    async with asyncio.timeout(30):
+        while gateway.clients.get(peer.client_id, ApiKeys(None, None)) is not None:
+            await asyncio.sleep(0.01)
+
+
+async def begun(peer: RemotingPeer) -> int:
+    return int((await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, QUEUE)).fields["offset"])
+
+
+async def acknowledged(db: Connection) -> int:
+    return int(await db.fetchval("select count(*) from receipt"))
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["in any order", "in order"])
+@pytest.mark.parametrize("by_pull", [True, False], ids=["pull", "commit"])
+async def test_what_a_consumer_dropped_meanwhile_is_not_acknowledged(
+    client: httpx.AsyncClient, db: Connection, ordered: bool, by_pull: bool
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key" if ordered else "none"}
+    assert (await client.put("/subscriptions/points@order", json=put)).status_code == 201
+    async with remoting_over(client._transport) as (gateway, first), remoting_over(client._transport) as (_, second):
+        peer = await connected(first, "test@1")
+        offset = await begun(peer)
+        await sent(peer, b"a", b"b")
+        assert await pulled(peer, offset) == [b"a", b"b"]
+        await left(gateway, peer)
+        # At another process it begins again, which drops what it had.
+        elsewhere = await connected(second, "test@1")
+        offset = await begun(elsewhere)
+        await elsewhere.send(b"c", e=1)
+        assert await pulled(elsewhere, offset) == [b"c"]
+        await elsewhere.commit(offset + 1)
+        await elsewhere.close()
+        assert await acknowledged(db) == 1
+        back = await connected(first, "test@1")
+        if by_pull:
+            answer = await back.pull(offset + 1, commitOffset=offset + 1)
+            assert (answer.code == ResultCode.PULL_OFFSET_MOVED) is ordered
+        else:
+            await back.commit(offset + 1)
+        assert await acknowledged(db) == 1
+        offset = await begun(back)
+        async with asyncio.timeout(30):
+            found: set[bytes] = set()
+            while found != {b"a", b"b"}:
+                taken = await pulled(back, offset)
+                found |= set(taken)
+                offset += len(taken)
+                await asyncio.sleep(0.05)
+        await back.close()
+
+
+async def test_a_queue_begins_at_offsets_that_no_process_gave_before(client: httpx.AsyncClient) -> None:
+    given: list[int] = []
+    for _ in range(3):
+        async with remoting_over(client._transport) as (_, port):
+            peer = await connected(port, "test@1")
+            offset = await begun(peer)
+            await sent(peer, b"a")
+            while not (taken := await pulled(peer, offset)):
+                await asyncio.sleep(0.05)
+            given += range(offset, offset + len(taken))
+            await peer.commit(offset + len(taken))
+            given.append(await begun(peer))
+            await peer.close()
+    assert given == sorted(set(given))
