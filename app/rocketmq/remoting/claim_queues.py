@@ -42,7 +42,8 @@ class ClaimQueue:
 
     def __init__(self, name: QueueName, subscription: str) -> None:
         self.name, self.subscription = name, subscription
-        self.next_offset = 0
+        # No process gave it before. A client may go to another one, begin there, and come back.
+        self.next_offset = int(time.time() * 1000) << 20
         self.pulling = asyncio.Lock()
         self._most, self._body_bytes, self._is_answered = FIRST_BATCH_MAX, 1, False
         self._held: dict[int, HeldDelivery] = {}
@@ -54,14 +55,6 @@ class ClaimQueue:
     def most(self) -> int:
         """How many messages the next answer has at most. Over a slow link it must arrive within the client's time."""
         return max(1, min(self._most, BATCH_BYTES // self._body_bytes))
-
-    def begin_again(self) -> list[HeldDelivery]:
-        """Go on at offsets that no process gave before. Forget and return what the client held, which it dropped.
-
-        A client may go to another process, begin there, and come back. An offset of the one must be none of the other.
-        """
-        self.next_offset = int(time.time() * 1000) << 20
-        return self.take_from(0)
 
     def answer(self, deliveries: Sequence[HeldDelivery], body_bytes: int) -> None:
         """Note what the client holds once it has the next answer. `body_bytes`: of all bodies in it."""

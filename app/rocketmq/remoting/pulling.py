@@ -57,8 +57,7 @@ class Pulling:
         if queue is not None and offset > queue.next_offset:
             # The client was at another process since, and may have begun again there. Its offsets do not say what it
             # did with the messages that it got here.
-            self._give_back(queue, client, queue.take_from(0), "the consumer went on by another gateway")
-            client.forget([queue])
+            self._drop(queue, client, "the consumer went on by another gateway")
             queue = None
         if queue is None:
             if ordered and offset > 0:
@@ -90,8 +89,10 @@ class Pulling:
             # The offset is the client's own, so it can begin while Halfnote is away.
             if not refused.for_now:
                 raise
+        former = client.queue(group, topic, queue_id)
+        if former is not None:
+            self._drop(former, client, "the consumer began again")
         queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)))
-        self._give_back(queue, client, queue.begin_again(), "the consumer began again")
         return call.frame.answered(ResultCode.SUCCESS, fields={"offset": queue.next_offset})
 
     async def commit(self, call: RemotingCall) -> RemotingFrame:
@@ -198,6 +199,11 @@ class Pulling:
         for refused in refusals:
             if refused is not None and refused.for_now:
                 raise refused
+
+    def _drop(self, queue: ClaimQueue, client: RemotingClient, why: str) -> None:
+        """Forget a queue of which the client has nothing any more. What it held, or is being settled, comes again."""
+        self._give_back(queue, client, queue.take_from(0), why)
+        client.forget([queue])
 
     def _give_back(self, queue: ClaimQueue, client: RemotingClient, taken: Sequence[HeldDelivery], why: str) -> None:
         handles = [one.handle for one in taken]

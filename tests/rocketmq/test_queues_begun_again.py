@@ -1,4 +1,4 @@
-"""Consumers of RocketMQ 4 that go to another gateway process and come back while the first remembers them."""
+"""Consumers of RocketMQ 4 that begin a queue again: at another gateway process, or while a message is given back."""
 
 import asyncio
 
@@ -9,6 +9,7 @@ from app.database.connection import Connection
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from tests.support.refusing_service import RefusingService
 from tests.support.remoting import RemotingPeer, read_messages, remoting_over
 
 QUEUE = {"consumerGroup": "points", "topic": "order", "queueId": 0}
@@ -98,3 +99,38 @@ async def test_a_queue_begins_at_offsets_that_no_process_gave_before(client: htt
             given.append(await begun(peer))
             await peer.close()
     assert given == sorted(set(given))
+
+
+async def test_a_message_that_could_not_be_given_back_before_is_not_acknowledged(
+    client: httpx.AsyncClient, db: Connection
+) -> None:
+    transport = client._transport
+    assert isinstance(transport, httpx.AsyncBaseTransport)
+    service = RefusingService(transport)
+    settling, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        settling.set()
+        await goes_on.wait()
+
+    async with remoting_over(service) as (gateway, port):
+        peer = await connected(port, "test@1")
+        offset = await begun(peer)
+        await sent(peer, b"a")
+        [message] = read_messages((await peer.pull(offset)).body)
+        service.before["nack"] = wait
+        service.whole.add("nack")
+        back = {"offset": message.position, "group": "points", "delayLevel": 0, "originMsgId": message.unique_key}
+        giving_back = asyncio.create_task(peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, back))
+        async with asyncio.timeout(30):
+            await settling.wait()
+        # Halfnote does not answer yet, and the client begins again, which drops the message.
+        offset = await begun(peer)
+        goes_on.set()
+        assert (await giving_back).code == ResultCode.SYSTEM_BUSY
+        await sent(peer, b"b")
+        assert await pulled(peer, offset) == [b"b"]
+        await peer.commit(offset + 1)
+        assert await acknowledged(db) == 1
+        assert len(gateway.renewals) == 0
+        await peer.close()
