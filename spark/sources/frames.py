@@ -70,9 +70,9 @@ def frames_from_postgres(
 ) -> Frames:
     """Read a day in the snapshot, write it below `staging_dir` in the layout of `frames_from_parquet`, and return it.
 
-    `search` looks for what some comparisons need not look at, in the rows, while others run. The caller has locked the
-    day. Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the
-    read failed otherwise; then the files below `staging_dir` are useless.
+    `search` names the transactions that some comparisons must look at, while others run. The caller has locked the day.
+    Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the read failed otherwise; then the
+    files below `staging_dir` are useless.
     """
     found = snapshot.day(day)
     files = files_for(spark)
