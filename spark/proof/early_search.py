@@ -3,11 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+from spark.engine.filesystem import FAILURES
+from spark.errors import RunFailedError
 from spark.frames import Frames
 from spark.postgres.connections import Snapshot
 from spark.sources.comparisons import Among
-from spark.sources.published import FLUSHED_WITHIN_S
-from spark.sources.received import webhooks
+from spark.sources.failures import root_cause
+from spark.sources.published import FLUSHED_WITHIN_S, LONGEST_IMMUNITY_H
+from spark.sources.received import LONGEST_MS, webhooks
 from spark.sources.scan import CLOCKS_DIFFER_S
 from spark.transforms.rules import may_search, search_day, with_routes
 from spark.transforms.screen.compared import Compared
@@ -33,9 +36,14 @@ class EarlySearch:
         """Search, and return which transactions comparisons must look at. Raises RunFailedError."""
         if not may_search(frames):
             return {}
-        self._routed = with_routes(frames)
-        self.found = search_day(self._routed, self._sla_s, self._place, self._compared(frames))
-        return {name: ids.astype(str).tolist() for name, ids in self.found.among.items() if len(ids) <= MOST_NAMED}
+        try:
+            self._routed = with_routes(frames)
+            found = search_day(self._routed, self._sla_s, self._place, self._compared(frames))
+        except FAILURES as error:
+            raise RunFailedError(f"The day {frames.day} cannot be searched: {root_cause(str(error))}") from error
+        # The ids are needed only here; a run may have many days.
+        self.found = replace(found, among={})
+        return {name: ids.astype(str).tolist() for name, ids in found.among.items() if len(ids) <= MOST_NAMED}
 
     def _compared(self, frames: Frames) -> Compared:
         skew_s = frames.rules.get("longest_id_skew_s")
@@ -43,6 +51,8 @@ class EarlySearch:
             seen_at=frames.seen_at,
             clocks_differ_s=CLOCKS_DIFFER_S,
             ids_differ_s=None if skew_s is None else skew_s + CLOCKS_DIFFER_S + FLUSHED_WITHIN_S,
+            longest_immunity_h=LONGEST_IMMUNITY_H,
+            longest_ms=LONGEST_MS,
             webhooks=self._webhooks,
             ended=self._ended,
         )

@@ -110,7 +110,7 @@ class Run:
             store_results.seen_days(self.database),
             options.margin_s,
             sla_s=options.sla_s,
-            ledgers=any((options.producer_ledger, options.consumer_ledger)),
+            ledgers=any(one is not None for one in (options.producer_ledger, options.consumer_ledger)),
         )
 
     def prove(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:

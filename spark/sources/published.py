@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from spark.postgres.connections import Day, Snapshot
 from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
-LONGEST_IMMUNITY = "1 day"
+# In hours, because a day of the session's time zone may have another number of them.
+LONGEST_IMMUNITY_H = 24
 # An id is compared with the clock before its half waits for the commit, from which it has its birth.
 FLUSHED_WITHIN_S = 60
 # The range is given for all tables, because the planner does not carry it over. They are read in the order of their
@@ -36,7 +37,8 @@ select transaction_id, position, producer_group, "offset", differs, times from (
       case when h.born_at > late.at then 'born_at in the future' end,
       case when h.position = 0 and abs(date_part('epoch', h.born_at - {{id_time}})) > skew.of_ids_s
         then 'born_at far from the time of the id' end,
-      case when h.position = 0 and h.first_check_at not between h.born_at and h.born_at + interval '{LONGEST_IMMUNITY}'
+      case when h.position = 0 and h.first_check_at
+        not between h.born_at and h.born_at + interval '{LONGEST_IMMUNITY_H} hours'
         then 'first_check_at beyond every policy' end,
       case when h.position > 0 and (
         select (first.born_at, first.first_check_at) <> (h.born_at, h.first_check_at) from {{half}} first

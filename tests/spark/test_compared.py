@@ -48,7 +48,7 @@ def named(day: Day, comparison: str) -> set[str]:
         if name in day.rows
     }
     n = numbered(tables)
-    by = Compared(SEEN_AT, CLOCKS_S, IDS_S, frozenset({1}), Event())
+    by = Compared(SEEN_AT, CLOCKS_S, IDS_S, 24, 3_600_000, frozenset({1}), Event())
     return set(np.asarray(n.ids)[COMPARISONS[comparison](n, by)])
 
 
@@ -101,6 +101,8 @@ def renamed(number: int, other: str) -> Callable[[Day], None]:
 
 LATE = SEEN_AT + timedelta(seconds=CLOCKS_S, microseconds=1)
 MICROSECOND = timedelta(microseconds=1)
+# As the driver reads Postgres's `infinity`.
+INFINITY = -9_222_425_352_054_775_809
 DIFFER: dict[str, tuple[int, Callable[[Day], None]]] = {
     "topic": (1, changed("outbox", 1, 1, topic="Order")),
     "key": (2, changed("outbox", 2, key="other")),
@@ -117,7 +119,10 @@ DIFFER: dict[str, tuple[int, Callable[[Day], None]]] = {
     "born far from its id": (30, changed("half", 30, born_at=born(30 + 70), first_check_at=born(101))),
     "no UUIDv7": (3, renamed(3, OTHER_ID)),
     "first check before birth": (31, changed("half", 31, first_check_at=born(30))),
-    "first check much later": (31, changed("half", 31, first_check_at=born(31 + 86_401))),
+    "first check much later": (31, changed("half", 31, first_check_at=born(31 + 86_400) + MICROSECOND)),
+    "an endless birth": (31, changed("half", 31, born_at=INFINITY, first_check_at=INFINITY)),
+    "an endless commit": (20, changed("outbox", 20, committed_at=INFINITY)),
+    "an endless verdict": (30, changed("op", 30, decided_at=INFINITY)),
     "birth of one message": (1, changed("half", 1, 1, born_at=born(1) + MICROSECOND)),
     "check of one message": (1, changed("half", 1, 1, first_check_at=born(8))),
     "decided in the future": (30, changed("op", 30, decided_at=LATE)),
@@ -147,6 +152,10 @@ WRONG: dict[str, tuple[int, Callable[[Day], None]]] = {
     "settled before it was sent": (4, changed("receipt", 4, settled_at=born(6) - MICROSECOND)),
     "settled in the future": (4, changed("receipt", 4, settled_at=LATE)),
     "of a replay": (4, changed("receipt", 4, replay=1)),
+    "never due": (4, changed("outbox", 4, due_at=INFINITY)),
+    "never committed": (4, changed("outbox", 4, committed_at=INFINITY)),
+    "never settled": (4, changed("receipt", 4, settled_at=INFINITY)),
+    "never sent": (4, changed("receipt", 4, first_at=INFINITY)),
     "also dead": (4, lambda day: day.delivery("dead_letter", 4)),
     "a failed attempt": (5, lambda day: day.attempt(5, "delivery", outcome="failed")),
     "a refused attempt": (5, lambda day: day.attempt(5, "delivery", outcome="refused")),

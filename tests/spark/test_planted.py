@@ -17,6 +17,7 @@ from spark.engine.progress import Progress
 from spark.frames import Frames
 from spark.postgres.connections import Connection, connect
 from spark.proof.early_search import EarlySearch
+from spark.proof.prove_day import ReadDay
 from spark.proof.read_days import Wish, read_days
 from spark.sources import deliveries, half_digests, received
 from spark.transforms import rules
@@ -77,11 +78,16 @@ def copy(made: str) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-def read(spark: SparkSession, url: str, day_made: date, path: Path) -> Frames:
-    """Return the frames of the day, as a run reads them."""
+def read_day(spark: SparkSession, url: str, day_made: date, path: Path) -> ReadDay:
+    """Return the day as a run reads it."""
     wish = Wish([day_made], {}, 3600)
     [day] = read_days(spark, url, wish, str(path / "staged"), Progress(stream=io.StringIO())).days
-    return day.frames
+    return day
+
+
+def read(spark: SparkSession, url: str, day_made: date, path: Path) -> Frames:
+    """Return the frames of the day, as a run reads them."""
+    return read_day(spark, url, day_made, path).frames
 
 
 def ledgers_of(spark: SparkSession, url: str) -> dict[str, object]:
@@ -126,7 +132,7 @@ def test_exactly_what_was_planted_is_found(examined: Proved) -> None:
     assert sorted((found, wanted[found]) for found in wanted.keys() - examined.found.keys()) == []
 
 
-def test_what_a_search_names_for_the_comparisons_has_all_that_they_find(
+def test_a_day_that_is_searched_while_it_is_read_has_the_same_findings(
     spark: SparkSession, made: str, copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: list[Mapping[str, Sequence[str]]] = []
@@ -141,13 +147,23 @@ def test_what_a_search_names_for_the_comparisons_has_all_that_they_find(
     whole = read(spark, copy, day_of(made), tmp_path / "whole")
     monkeypatch.setattr(rules, "SMALL_DAY", 0)
     monkeypatch.setattr(EarlySearch, "__call__", looked)
-    some = read(spark, copy, day_of(made), tmp_path / "named")
+    searched = read_day(spark, copy, day_of(made), tmp_path / "named")
+    some = searched.frames
     assert [list(ids) for ids in named] == [["differing", "wrong_receipt"]]
     for name, ids in named[0].items():
         found = getattr(whole, name).collect()
         assert sorted(getattr(some, name).collect()) == sorted(found)
         assert len(found) > 10
         assert len(ids) < some.rows["half"] / 2
+    j = joined(some, 0.0, tmp_path / "joined", searched.searched)
+    assert j.counts is not None
+    found_whole = proved(spark, whole, []).found
+    # How late a delivery is depends on the time of the snapshot.
+    by_search, by_joins = (
+        {about: re.sub(r'"lag_s":[0-9.]+', "", detail) for about, detail in found.items()}
+        for found in ({(row.kind, row.subject): row.detail for row in found_in(j).collect()}, found_whole)
+    )
+    assert by_search == by_joins
 
 
 def test_the_share_that_is_found(examined: Proved, copy: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ one in which these statements find nothing, so a condition that is added there i
 named without need costs only time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import Event
@@ -18,9 +18,6 @@ import pyarrow.compute as pc
 from spark.transforms.screen.numbered import Flags, Ints, Numbered, equal, ints
 
 _SECOND = 1_000_000
-# Shorter than the day that a half may be immune, which has 23 hours where clocks are put forward.
-_SURELY_IMMUNE = 23 * 3600 * _SECOND
-_LONGEST_MS = 3_600_000
 # Of the time of an id, the statement computes with fractions.
 _ROUNDED = _SECOND
 _ID_CHARACTERS = 36
@@ -32,12 +29,15 @@ _TIME_AT = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12)
 @dataclass(frozen=True)
 class Compared:
     """What the statements know besides the rows: the snapshot's time; how far clocks may differ, seconds; how far the
-    time of an id and the clock may differ, seconds, or None if it is not judged; and the subscriptions, not deleted,
-    that are webhooks, whose receipts have a status. `ended`: set when the comparisons are not needed any more."""
+    time of an id and the clock may differ, seconds, or None if it is not judged; the longest immunity of a half from
+    checks, hours, and the longest time of a delivery, milliseconds; and the subscriptions, not deleted, that are
+    webhooks, whose receipts have a status. `ended`: set when the comparisons are not needed any more."""
 
     seen_at: datetime
     clocks_differ_s: float
     ids_differ_s: float | None
+    longest_immunity_h: int
+    longest_ms: int
     webhooks: frozenset[int]
     ended: Event
 
@@ -63,7 +63,7 @@ def differing(n: Numbered, by: Compared) -> Flags:
     wrong_sent |= committed < verdict[n.of["outbox"]] - skew
     wrong_sent |= ~_as_first(n, "outbox", committed)
 
-    wrong_half = (born > late) | (first_check < born) | (first_check > born + _SURELY_IMMUNE)
+    wrong_half = (born > late) | (first_check < born) | (first_check - born > by.longest_immunity_h * 3600 * _SECOND)
     wrong_half |= ~_as_first(n, "half", born) | ~_as_first(n, "half", first_check)
     if by.ids_differ_s is not None:
         of_id = _times_of(n.ids)[n.of["half"]]
@@ -74,6 +74,9 @@ def differing(n: Numbered, by: Compared) -> Flags:
 
     verdicts = np.bincount(n.of["op"], minlength=len(n.ids))
     found = _repeated(n) | (verdicts > 1)
+    for table, names in (("half", ("born_at", "first_check_at")), ("outbox", ("committed_at", "due_at"))):
+        found[n.of[table][_odd_times(n.rows[table], names)]] = True
+    found[n.of["op"][_odd_times(op, ("decided_at",))]] = True
     # A message without a half is not compared. One without a verdict has no time to be compared with.
     found[n.of["outbox"][has_half & (wrong_sent | (verdicts[n.of["outbox"]] == 0))]] = True
     found[n.of["half"][wrong_half]] = True
@@ -95,11 +98,13 @@ def wrong_receipts(n: Numbered, by: Compared) -> Flags:
     without = ~np.isin(ints(got["subscription_id"]), np.array(sorted(by.webhooks), np.int64))
     plain = equal(got["outcome"], "delivered") & (ints(got["attempts"]) == 1) & (ints(got["replay"]) == 0)
     plain &= (status >= 200) & (status <= 299) | (status == -1) & _is_null(got["status"]) & without
-    plain &= (took >= 0) & (took <= _LONGEST_MS) & ~_is_null(got["digest"])
+    plain &= (took >= 0) & (took <= by.longest_ms) & ~_is_null(got["digest"])
     plain &= (offset[message] == ints(got["offset"])) & (first_at >= due[message] - skew)
     plain &= (settled_at >= first_at) & (settled_at <= late)
 
     found = _repeated(n)
+    found[n.of["outbox"][_odd_times(sent, ("committed_at", "due_at"))]] = True
+    plain &= ~_odd_times(got, ("first_at", "settled_at"))
     found[n.of["receipt"][~plain]] = True
     failed = equal(tried["kind"], "delivery") & (equal(tried["outcome"], "failed") | equal(tried["outcome"], "refused"))
     found[n.of["attempt"][failed]] = True
@@ -118,6 +123,13 @@ def _latest(by: Compared) -> int:
     """Return the time, in microseconds, after which a time is in the future."""
     seen_at = (by.seen_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     return seen_at + int(by.clocks_differ_s * _SECOND)
+
+
+def _odd_times(table: pa.Table, names: Sequence[str]) -> Flags:
+    """Return the rows with a time before 1970 in one of the columns. The driver reads `infinity`, and a time that 64
+    bits cannot hold, as such a time."""
+    odd: Flags = np.any([ints(table[name]) < 0 for name in names], axis=0)
+    return odd
 
 
 def _repeated(n: Numbered) -> Flags:

@@ -84,7 +84,8 @@ def _at_once(work: Sequence[Callable[[], Searched]], abreast: int) -> list[Searc
     try:
         return [running.result() for running in [pool.submit(part) for part in work]]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # A range that still runs writes below a directory that may be removed next.
+        pool.shutdown(cancel_futures=True)
 
 
 def _search_range(
