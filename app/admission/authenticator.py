@@ -82,14 +82,25 @@ class Authenticator:
         caller = self._known(authorization)
         if caller is not None:
             return caller
-        digest = _digest(authorization)
+        raise self._refusal(_digest(authorization))
+
+    def still_valid(self, caller: Caller, roles: Roles) -> Caller:
+        """Return the caller of a request that has waited, as its key is now. Raises Unauthenticated and Forbidden."""
+        if caller.role is None:
+            return caller
+        now = self.holder(caller.digest)
+        if now is None:
+            raise self._refusal(caller.digest)
+        now.must_be(roles)
+        return now
+
+    def _refusal(self, digest: bytes | None) -> Unauthenticated:
         ended = None if digest is None else self._keys.get(digest)
-        if ended is None:
-            raise Unauthenticated(f"This key is not known. {HOW}", invalid=True)
-        raise Unauthenticated(f"This key {self._fault(ended)}. {HOW}", invalid=True)
+        fault = "is not known" if ended is None else self._fault(ended)
+        return Unauthenticated(f"This key {fault}. {HOW}", invalid=True)
 
     def holder(self, digest: bytes) -> Caller | None:
-        """Return the caller whose valid key has this digest: the holder of a session of the console."""
+        """Return the caller whose valid key has this digest, as of a session of the console; None if there is none."""
         caller = self._keys.get(digest)
         if caller is None or self._fault(caller) is not None:
             return None

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter, ValidationError
 
+from app.admission.route_roles import RULES
 from app.checkback.claimed_checks import (
     ClaimAnswer,
     SettledAnswer,
@@ -66,8 +67,8 @@ async def claim_checks(
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.wait_s
     await _note_claimer(runtime, name, started=wanted.started)
-    act_of = partial(_claim_act, caller, name) if caller.role is Role.ADMIN else None
     while True:
+        act_of = partial(_claim_act, caller, name) if caller.role is Role.ADMIN else None
         claimed = await take_claims(runtime, name, wanted.max, wanted.invisible_s, act_of)
         if claimed is None:
             raise await _not_claimed(runtime, name)
@@ -76,6 +77,9 @@ async def claim_checks(
             break
         if await request.is_disconnected():
             break
+        # The key may have ended, or have another scope, since the request came.
+        caller = runtime.authenticator.still_valid(caller, RULES["POST", "/producer-groups/{name}/checks/claim"])
+        caller.must_have_group(name)
     return Response(_encode(claimed), media_type="application/json")
 
 

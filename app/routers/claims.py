@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from app.admission.route_roles import RULES
 from app.config import Settings
 from app.database.connection import Connection
 from app.delivery import Refused
@@ -248,6 +249,9 @@ async def _claimed(
         # What it claimed would be lost until its time is over.
         if await is_gone():
             break
+        # The key may have ended, or have another scope, since the request came.
+        caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
+        caller.must_have_subscription(name)
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
 
 
