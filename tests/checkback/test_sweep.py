@@ -161,6 +161,29 @@ async def test_the_main_sweep_runs_in_batches_that_split_no_flush(
     assert (last.done, last.more) == (0, False)
 
 
+@pytest.mark.parametrize("name", ["trailing", "hourly"])
+async def test_a_run_is_due_after_the_databases_clock_stepped_back(db: Connection, runtime: Runtime, name: str) -> None:
+    now = runtime.clock.now()
+    assert await store.take_run(db, name, 60, now + timedelta(hours=1))
+    assert await store.take_run(db, name, 60, now)
+    # Not again, also for a replica whose clock is a little behind.
+    assert not await store.take_run(db, name, 60, now)
+    assert not await store.take_run(db, name, 60, now - timedelta(seconds=store.CLOCKS_APART_S))
+    assert await store.take_run(db, name, 60, now + timedelta(seconds=60))
+
+
+async def test_a_half_from_before_the_clocks_step_back_is_swept_soon(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    """The main sweep has gone past its time already, so another pass must find it."""
+    now = runtime.clock.now()
+    swept = Sweeps(quiet)
+    await run_passes(swept, runtime, now + timedelta(hours=1))
+    one = await post_half(client)
+    assert await run_passes(swept, runtime, now + timedelta(seconds=30)) == 1
+    assert await in_doubt(db) == {one}
+
+
 @pytest.mark.parametrize(("age_s", "found_by"), [(300, "trailing"), (5 * 3600, "hourly")])
 async def test_halves_that_became_visible_behind_the_cursor_are_found(
     db: Connection, runtime: Runtime, group: str, age_s: int, found_by: str

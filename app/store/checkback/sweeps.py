@@ -119,14 +119,21 @@ select (select count(*) from slice) as scanned, (select count(*) from decided) a
   (select transaction_id from slice order by transaction_id desc limit 1) as reached
 """
 
+# The clocks of two replicas differ by less. A later time is from before the database's clock stepped back.
+CLOCKS_APART_S = 10
+
 # The first replica that finds a run of a pass due takes it. No row is written or locked before the run is due.
-TAKE_RUN = """
+TAKE_RUN = f"""
 insert into sweep as s (name, reached, ran_at)
 select $1, $2::timestamptz, $2
-where not exists (select from sweep where name = $1 and ran_at > $2 - make_interval(secs => $3))
-on conflict (name) do update set ran_at = $2, reached = $2 where s.ran_at <= $2 - make_interval(secs => $3)
+where not exists (
+  select from sweep where name = $1 and ran_at > $2 - make_interval(secs => $3)
+    and ran_at <= $2 + interval '{CLOCKS_APART_S} seconds'
+)
+on conflict (name) do update set ran_at = $2, reached = $2
+where s.ran_at <= $2 - make_interval(secs => $3) or s.ran_at > $2 + interval '{CLOCKS_APART_S} seconds'
 returning true
-"""
+"""  # noqa: S608 -- a constant
 
 # Only the run that was taken at that time: another process may have taken the next one.
 RETURN_RUN = "update sweep set ran_at = ran_at - make_interval(secs => $3) where name = $1 and ran_at = $2"
