@@ -91,9 +91,12 @@ class LaneFlushes:
         found = await record_ends(connection, ends, now)
         losers = [end for end in ends if _lost(end, found[end.transaction_id])]
         outcomes: dict[UUID, Recorded | Exception] = {**found}
+        # The others are published before the wait for what the losers lost to, which may be one for a standby.
+        lost = {end.transaction_id for end in losers}
+        self._count([end for end in ends if end.transaction_id not in lost] if lost else ends, outcomes)
         if losers:
             outcomes |= await _after_commit(connection, losers, self._recorded(connection, losers, found))
-        self._count(ends, outcomes)
+            self._count(losers, outcomes)
         return [outcomes[end.transaction_id] for end in ends]
 
     async def plains(self, connection: Connection, halves: Sequence[Half]) -> list[PlainOutcome | Exception]:

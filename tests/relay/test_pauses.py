@@ -219,3 +219,19 @@ async def test_a_changed_number_of_shards_keeps_the_pause(
         rows = await db.fetch("select limited_since is not null as limited, paused_until from checkpoint")
         assert [tuple(row) for row in rows] == [(True, until)] * 2
         assert len(receiver.calls) == asked
+
+
+async def test_a_pause_that_ended_long_ago_says_nothing(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """The subscription was paused by a person meanwhile, or an older version delivered: one failure is no outage."""
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver)
+        await db.execute(
+            "update checkpoint set limited_since = now() - interval '9 h', paused_until = now() - interval '8 h'"
+        )
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        answer = await client.get("/subscriptions/mailer")
+    assert answer.json()["breaker"] == {"state": "closed", "opened_at": None, "because": None, "paused_until": None}
+    assert await db.fetchval(ANNOUNCED) == 0

@@ -205,10 +205,10 @@ async def test_a_pause_that_the_destination_asked_for(
         one = await sent(client)
         await turn_until(relay, runtime, lambda: is_reason(client, one, "retrying"))
         assert "asks for pauses" not in (await why(client, one))["sentence"]
-        await db.execute("update checkpoint set limited_since = now(), paused_until = '2026-11-28 12:00Z'")
+        await db.execute("update checkpoint set limited_since = now(), paused_until = '2100-11-28 12:00Z'")
         found = await why(client, one)
     assert found["reason"] == "retrying"
-    assert "The destination asks for pauses; the next message goes out at 2026-11-28 12:00:00 UTC" in found["sentence"]
+    assert "The destination asks for pauses; the next message goes out at 2100-11-28 12:00:00 UTC" in found["sentence"]
 
 
 async def test_an_open_breaker_and_a_disabled_subscription(

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.database.pauses import IS_LIMITED
 from app.models import DAY_TABLES
 
 # The oldest row of each producer group that can be called now (check_back_due), and of each subscription that can be
 # delivered to now (delivery_retry_due). Each is one index probe, which skips leased rows; their number is limited by
 # in_flight. A row that waits for its producer group, its subscription or other messages of its key does not wait for a
 # worker, so it does not count.
-OLDEST_DUE = """
+OLDEST_DUE = f"""
 select (
   select min(c.next_check_at) from producer_group g cross join lateral (
     select b.next_check_at from check_back b
@@ -29,10 +30,10 @@ select (
   where s.deleted_at is null and s.state = 'active' and s.destination ->> 'type' is distinct from 'pull'
     and not exists (
       select from checkpoint p
-      where p.subscription_id = s.subscription_id and num_nonnulls(p.opened_at, p.limited_since) > 0
+      where p.subscription_id = s.subscription_id and (p.opened_at is not null or {IS_LIMITED.format("p", "$1")})
     )
 ) as delivery_at
-"""
+"""  # noqa: S608 -- a constant
 
 # Counting stops at this number of retries per subscription.
 RETRIES_MOST = 10_000

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from app.database.connection import Connection
+from app.database.pauses import IS_LIMITED
 from app.store.relay.leases import LeaseKind
 from app.store.relay.log import HASH
 from app.store.subscriptions.subscriptions import PULL
@@ -61,7 +62,7 @@ select p.position, s.subscription_id, s.name as subscription, s.topics, s.filter
   s.state_reason, s.started_after, s.created_at, s.matches_since, m.topic, m.key, m.tag, m."offset", m.due_at,
   m.committed_at, p.takes_topic, {_TAKES_TAG} as takes_tag, {_TAKES_HEADERS} as takes_headers,
   c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder,
-  case when c.limited_since is not null then c.paused_until end as paused_until,
+  case when {IS_LIMITED.format("c", "now()")} then c.paused_until end as paused_until,
   s.destination ->> 'type' = '{PULL}' as pulled, (
     select max(q.held_until) from pull_claim q cross join lateral unnest(q.transaction_ids, q.positions) t(id, place)
     where q.subscription_id = s.subscription_id and q.lowest <= m."offset" and t.id = $1 and t.place = m.position

@@ -9,6 +9,7 @@ import asyncpg
 
 from app.database.columns import Column, RowArrays
 from app.database.connection import Connection
+from app.database.pauses import IS_LIMITED
 from app.store.relay.leases import Lease, LeaseKind
 from app.store.relay.log import HASH
 
@@ -30,7 +31,8 @@ RATED_SHARDS = RowArrays(
 # range).
 START_POSITIONS = f"""
 select a.n, coalesce(p."offset", c."offset") as "offset",
-  c.opened_at, c.opened_because, c.limited_since, c.paused_until, greatest(
+  c.opened_at, c.opened_because, case when {IS_LIMITED.format("c", "now()")} then c.limited_since end as limited_since,
+  c.paused_until, greatest(
   (select max(r."offset") from receipt r where r.subscription_id = a.subscription_id and r.replay = a.replay),
   (select max(d."offset") from delivery_retry d where d.subscription_id = a.subscription_id),
   (select max(d."offset") from dead_letter d where d.subscription_id = a.subscription_id),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from app.database.connection import Connection
+from app.database.pauses import IS_LIMITED
 from app.store.relay.leases import HELD_SINCE, LeaseKind
 from app.store.relay.log import HASH
 from app.store.subscriptions.subscriptions import Subscription
@@ -87,7 +88,7 @@ select m."offset", m.moved_at, (select count(*) from waiting) as waiting,
   (select min(committed_at) from waiting) as oldest_at, (select count(*) from span) as looked_at,
   r.retrying, r.held, t.delivered_per_s, t.failed_per_s, b.opened_at, b.opened_because,
   (
-    select max(p.paused_until) from checkpoints p where num_nonnulls(p.opened_at, p.limited_since) > 0
+    select max(p.paused_until) from checkpoints p where p.opened_at is not null or {IS_LIMITED.format("p", "now()")}
   ) as paused_until,
   (select count(*) from (
     select from dead_letter d where d.subscription_id = $1 limit {COUNTED_MOST}

@@ -58,7 +58,8 @@ BYTES = """coalesce({0}.own, (
   ), 0)"""
 
 # `waiting` finds the streams that have rows, one descent for each: most subscriptions have none, and are not looked up.
-# `streams` locks their leases against a new claim until the commit, as a settle does. So a former holder of a shard
+# `streams` locks the leases of those with a row that is due against a new claim until the commit, as a settle does; a
+# lock without one would be a commit for nothing. So a former holder of a shard
 # claims nothing, and a new one, which frees the claims of the former, finds all of them.
 # 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
 #    the epoch of the row ensure that two workers that both assume they hold a stream never get the same row. With
@@ -83,7 +84,11 @@ with recursive waiting as (
 ), streams as materialized (
   select s.* from {CLAIMANTS.unnest("s", ordinality="n")}
   join lease l on l.name = s.name and l.owner = {_OWNER} and l.epoch = s.epoch
-  where (s.subscription_id, s.replay) in (select subscription_id, replay from waiting)
+  where (s.subscription_id, s.replay) in (select subscription_id, replay from waiting) and exists (
+    select from delivery_retry d
+    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= {_NOW}
+      and {FREE.format("d", _NOW)}
+  )
   order by s.name for share of l
 ), due as materialized (
   select d.*, s.n, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
