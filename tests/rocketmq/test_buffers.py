@@ -324,6 +324,9 @@ async def test_what_is_received_over_grpc_is_released_also_if_the_client_leaves(
             await claimed.wait()
         receiving.cancel()
         await asyncio.wait([receiving])
+        # The gateway reads another request of the connection only after it has read that the client left.
+        request = SendMessageRequest(messages=[message_of("other", b"x")])
+        assert codes_of([await rocket.call("SendMessage", request)]) == ["OK"]
         goes_on.set()
         halfnote.claimed = None
         # What it did not get comes again.
