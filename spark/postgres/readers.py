@@ -23,6 +23,8 @@ IN_SNAPSHOT = (
 )
 # The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
 OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
+# How long a read that was ended may go on.
+ENDS_WITHIN_S = 30.0
 
 
 class Readers:
@@ -36,16 +38,24 @@ class Readers:
         self._holder = holder
         self._name = name
         self._first: Any = None
+        self._lent = 0
+        self._closed = False
         # ADBC allows one call at a time of what its connections share.
-        self._sharing = threading.Lock()
+        self._sharing = threading.Condition()
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
-        """Lend a cursor of a new connection whose statements read the snapshot. Several threads may ask at once."""
+        """Lend a cursor of a new connection whose statements read the snapshot. Several threads may ask at once.
+
+        Raises OSError after `close`.
+        """
         with self._sharing:
+            if self._closed:
+                raise OSError("The read of the snapshot was ended.")
             if self._first is None:
                 self._first = dbapi.connect(_reach(self._holder))
             connection = self._first.adbc_clone()
+            self._lent += 1
         try:
             with closing(connection.cursor()) as cursor:
                 for statement in IN_SNAPSHOT:
@@ -54,11 +64,19 @@ class Readers:
         finally:
             with self._sharing:
                 connection.close()
+                self._lent -= 1
+                self._sharing.notify_all()
 
     def close(self) -> None:
-        """Close the first connection; the others are closed by then."""
-        if self._first is not None:
-            self._first.close()
+        """Close the first connection once the others are closed.
+
+        A signal may end the wait for threads that still read. What they share is freed with the first connection, so a
+        read that goes on for longer keeps it.
+        """
+        with self._sharing:
+            self._closed = True
+            if self._first is not None and self._sharing.wait_for(lambda: not self._lent, ENDS_WITHIN_S):
+                self._first.close()
 
 
 def _reach(connection: "psycopg.Connection[Any]") -> str:

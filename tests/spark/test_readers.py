@@ -1,14 +1,17 @@
 """Connections that read a snapshot: they begin at once, share what the driver knows, and none is left."""
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier
+from typing import Any
 
 import psycopg
 import pytest
 from adbc_driver_manager import Error as AdbcError
 
 from spark.postgres.connections import Snapshot, open_snapshot
+from spark.postgres.readers import Readers
 from tests.spark.days import rows
 
 AT_ONCE = 8
@@ -69,3 +72,29 @@ def test_a_reader_that_fails_leaves_the_others(dsn: str) -> None:
         with snapshot.readers.cursor() as cursor:
             cursor.execute("select 1")
             assert cursor.fetchone() == (1,)
+
+
+def test_the_first_connection_is_closed_after_the_others(dsn: str) -> None:
+    """They share memory with it. A signal may have ended the wait for a thread that still reads."""
+    lent, goes_on = threading.Event(), threading.Event()
+    rows: list[Any] = []
+
+    def read(readers: Readers) -> None:
+        with readers.cursor() as cursor:
+            lent.set()
+            goes_on.wait(60)
+            cursor.execute("select 1030 as order_id")
+            rows.append(cursor.fetchone()[0])
+
+    with open_snapshot(dsn) as snapshot, ThreadPoolExecutor(2) as pool:
+        readers = Readers(snapshot.connection, snapshot.name)
+        reading = pool.submit(read, readers)
+        assert lent.wait(60)
+        closing = pool.submit(readers.close)
+        assert not wait([closing], 0.2).done
+        goes_on.set()
+        reading.result(60)
+        closing.result(60)
+        with pytest.raises(OSError, match="was ended"), readers.cursor():
+            pass
+    assert rows == [1030]
