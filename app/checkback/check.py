@@ -1,7 +1,7 @@
 """One check of a claimed transaction: its request and its result. Nothing here uses the database."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from app.ids import message_id
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import (
     AskingPolicy,
+    CheckAgain,
     CheckHistory,
     CheckResult,
     Decision,
@@ -112,6 +113,24 @@ def in_doubt(finished: FinishedCheck) -> UndecidedTransaction:
         messages[0].born_at,
         claim.number if finished.result is not None else claim.number - 1,
     )
+
+
+def decided_by(finished: FinishedCheck, group: AskedGroup | None, now: datetime) -> FinishedCheck:
+    """Return a check with the decision by `group`, its group as it is now, if the group has changed since the claim."""
+    check = finished.check
+    if _version(check.group) == _version(group):
+        return finished
+    check = replace(check, group=group)
+    decision: Decision
+    if finished.result is None:
+        decision = before_check(check.policy, check.history) or CheckAgain(now)
+    else:
+        decision = after_check(check.policy, check.history, finished.result, now)
+    return replace(finished, check=check, decision=decision)
+
+
+def _version(group: AskedGroup | None) -> datetime | None:
+    return None if group is None else group.updated_at
 
 
 async def ask_producer(runtime: Runtime, check: Check) -> FinishedCheck:

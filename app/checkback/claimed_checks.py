@@ -128,10 +128,12 @@ async def settle_answers(
         for one in answers
         if one.transaction_id in taken
     ]
-    recorded = await settle_batch(runtime, finished, runtime.request_pool) if finished else {}
-    return {
-        one.check.claim.transaction_id: _outcome(one, recorded.get(one.check.claim.transaction_id)) for one in finished
-    }
+    if not finished:
+        return {}
+    done = await settle_batch(runtime, finished, runtime.request_pool)
+    # With the decisions that were recorded; a check whose lease was lost has its own.
+    decided = {one.check.claim.transaction_id: one for one in [*finished, *done.checks]}
+    return {key: _outcome(one, done.recorded.get(key)) for key, one in decided.items()}
 
 
 def handle_of(claim: Claim) -> str:

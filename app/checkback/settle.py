@@ -14,7 +14,7 @@ import structlog
 from app.announcements import parked
 from app.checkback.attempts import attempt_of, clean
 from app.checkback.check import FinishedCheck, in_doubt
-from app.checkback.verdicts import by_policy, record_verdicts
+from app.checkback.verdicts import RecordedBatch, by_policy, record_verdicts
 from app.database.connection import Database, PoolShare
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
@@ -32,8 +32,8 @@ CLOSED_DAY_RETRY_S = 60
 
 async def settle_batch(
     runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare | None = None
-) -> dict[UUID, Recorded]:
-    """Record the verdicts of a batch (ids distinct) and settle each check; return what is recorded of those with one.
+) -> RecordedBatch:
+    """Record the verdicts of a batch (ids distinct) and settle each check. Left out: those whose lease was lost.
 
     `pool` lends the connections; None: the process's. Raises the database's errors. The batch may then be settled
     again: an End is answered as a repeat, and only attempts may be recorded twice.
@@ -41,14 +41,15 @@ async def settle_batch(
     pool = pool or runtime.database
     held = await _hold(runtime, batch, pool)
     batch = [finished for finished in batch if not by_policy(finished) or _id(finished) in held]
-    recorded = await record_verdicts(runtime, batch, pool)
+    done = await record_verdicts(runtime, batch, pool)
+    batch = done.checks
     now = runtime.clock.now()
-    settled = [_settled(finished, recorded.get(_id(finished)), now) for finished in batch]
+    settled = [_settled(finished, done.recorded.get(_id(finished)), now) for finished in batch]
     if settled:
         await _write(runtime, batch, settled, pool, now)
     for finished, row in zip(batch, settled, strict=True):
         _report(runtime, finished, row)
-    return recorded
+    return done
 
 
 async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare) -> set[UUID]:

@@ -5,19 +5,28 @@ Each is recorded together with the attempt of the check that leads to it.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
 from app.announcements import rolled_back
 from app.checkback.attempts import answered_check
-from app.checkback.check import FinishedCheck, in_doubt
+from app.checkback.check import FinishedCheck, decided_by, in_doubt
 from app.database.connection import Database, PoolShare
 from app.policy.check_schedule import Settle
 from app.runtime.state import Runtime
+from app.store.checkback.claims import locked_groups
 from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
 from app.store.relay.announcements import Announcement, announce
 from app.verdicts import Source, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """A batch with the decisions that were recorded, and the recorded state of each transaction that has a verdict."""
+
+    checks: Sequence[FinishedCheck]
+    recorded: dict[UUID, Recorded]
 
 
 def by_policy(finished: FinishedCheck) -> bool:
@@ -27,37 +36,46 @@ def by_policy(finished: FinishedCheck) -> bool:
 
 async def record_verdicts(
     runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare
-) -> dict[UUID, Recorded]:
-    """Record the verdicts of a batch (ids distinct); return the recorded state of each transaction that had one.
+) -> RecordedBatch:
+    """Record the verdicts of a batch (ids distinct).
 
+    Where the policy of a group was changed since the claim, the new one decides: the answer to the change promised it.
     Raises the errors of the End lane and the database; it may be called again with the same batch.
     """
     ends = _ends([finished for finished in batch if not by_policy(finished)])
     outcomes = await asyncio.gather(*(runtime.lanes.end.enqueue(end) for end in ends))
     found = {end.transaction_id: outcome for end, outcome in zip(ends, outcomes, strict=True)}
     of_policy = [finished for finished in batch if by_policy(finished)]
-    return found | await _record_policy(runtime, of_policy, pool) if of_policy else found
+    if not of_policy:
+        return RecordedBatch(batch, found)
+    policy = await _record_policy(runtime, of_policy, pool)
+    checks = iter(policy.checks)
+    return RecordedBatch([next(checks) if by_policy(one) else one for one in batch], found | policy.recorded)
 
 
 async def _record_policy(
-    runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare
-) -> dict[UUID, Recorded]:
+    runtime: Runtime, checks: Sequence[FinishedCheck], pool: Database | PoolShare
+) -> RecordedBatch:
     """Record the verdicts of policy and announce the rollbacks, in one database transaction.
 
     Not through the End lane: a flush with a commit holds the offset lock, which must come after the rows that an
     announcement locks. Policy itself only rolls back.
     """
-    ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
     now = runtime.clock.now()
+    names = {finished.check.claim.producer_group for finished in checks}
     async with pool.transaction() as connection:
-        found = await record_ends(connection, ends, now)
+        groups = await locked_groups(connection, list(names))
+        checks = [decided_by(finished, groups.get(finished.check.claim.producer_group), now) for finished in checks]
+        batch = [finished for finished in checks if by_policy(finished)]
+        ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
+        found = await record_ends(connection, ends, now) if ends else {}
         fresh = [finished for finished in batch if found[finished.check.claim.transaction_id].fresh]
         written = await announce(connection, [_rolled_back(finished, now) for finished in fresh], now)
     runtime.metrics.http.verdicts.labels(Verdict.ROLLBACK.word, Source.POLICY.word).inc(len(fresh))
     if written:
         runtime.wake_ups.published()
     lost = [end for end in ends if found[end.transaction_id].owner and not found[end.transaction_id].fresh]
-    return found | await _read_losers(runtime, lost, found, pool, now) if lost else found
+    return RecordedBatch(checks, found | await _read_losers(runtime, lost, found, pool, now) if lost else found)
 
 
 async def _read_losers(

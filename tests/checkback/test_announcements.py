@@ -21,7 +21,7 @@ from app.database.connection import Connection, connect
 from app.loops import announce_held_back
 from app.policy.check_schedule import Settle
 from app.runtime.state import Runtime
-from app.store.checkback.claims import CheckCapacity, asked_messages, claim, take_turn
+from app.store.checkback.claims import CheckCapacity, asked_groups, asked_messages, claim, take_turn
 from app.store.checkback.results import SETTLE, SettledCheck
 from app.store.relay.announcements import ANNOUNCE_EVERY_S
 from app.verdicts import Source, Verdict
@@ -160,17 +160,19 @@ async def test_of_a_batch_only_transactions_that_policy_decided_are_announced(
     async with db.transaction():
         await take_turn(db)
         claims, _ = await claim(db, CheckCapacity({}, 64, 4, 320), now)
-    messages = await asked_messages(db, ids)
+    messages, groups = await asked_messages(db, ids), await asked_groups(db, [group])
     end = {"transaction_id": str(ids[1]), "producer_group": group, "verdict": "commit"}
     assert (await client.post("/end", json=end)).status_code == 200
     batch = [
         FinishedCheck(
-            Check(one, None, messages[one.transaction_id], ()), now, Settle(Verdict.ROLLBACK, Source.POLICY, "why")
+            Check(one, groups[group], messages[one.transaction_id], ()),
+            now,
+            Settle(Verdict.ROLLBACK, Source.POLICY, "why"),
         )
         for one in claims
     ]
     for _ in range(2):
-        recorded = await record_verdicts(runtime, batch, runtime.database)
+        recorded = (await record_verdicts(runtime, batch, runtime.database)).recorded
         assert {one: recorded[one].verdict for one in ids} == {
             ids[0]: Verdict.ROLLBACK, ids[1]: Verdict.COMMIT, ids[2]: Verdict.ROLLBACK,
         }  # fmt: skip

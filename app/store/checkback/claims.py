@@ -117,6 +117,9 @@ select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s
 from producer_group where name = any($1)
 """
 
+# The changes of these groups wait until the database transaction ends. Locked in the order of the names, as in ADJUST.
+LOCKED_GROUPS = f"{GROUPS} order by name for share"
+
 # Primary key of half, one partition per row (LATERAL ... OFFSET 0). Bodies are read only if the policy sends them, and
 # sizes need no TOAST read.
 MESSAGES = """
@@ -248,6 +251,11 @@ def claim_of(row: Any) -> Claim:
 async def asked_groups(connection: Connection, names: Sequence[str]) -> dict[str, AskedGroup]:
     """Return the groups by name, including tombstones."""
     return {row["name"]: _asked_group(row) for row in await connection.fetch(GROUPS, names)}
+
+
+async def locked_groups(connection: Connection, names: Sequence[str]) -> dict[str, AskedGroup]:
+    """Return the groups by name, including tombstones; none changes until the database transaction ends."""
+    return {row["name"]: _asked_group(row) for row in await connection.fetch(LOCKED_GROUPS, names)}
 
 
 def _asked_group(row: Any) -> AskedGroup:

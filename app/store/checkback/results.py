@@ -117,13 +117,18 @@ where c.transaction_id = any ($1) and c.transaction_id = r.transaction_id and c.
 """
 
 # Each group's window has additive increase and multiplicative decrease, as in TCP. The answer of an old URL changes
-# nothing: a change of the configuration has reset the window and the hold.
+# nothing: a change of the configuration has reset the window and the hold. Rows are locked in the order of the names.
 ADJUST = f"""
+with a as materialized (
+  select * from {ADJUSTMENTS.unnest("a")}
+), locked as materialized (
+  select g.name from producer_group g where g.name = any (array(select name from a)) order by g.name for no key update
+)
 update producer_group g set
   check_window = greatest(1, least(g.check_max_in_flight,
     case when a.halve then g.check_window / 2 else g.check_window + a.grow end)),
   held_until = greatest(g.held_until, a.held_until)
-from {ADJUSTMENTS.unnest("a")}
+from a join locked using (name)
 where g.name = a.name and g.updated_at = a.updated_at
 """  # noqa: S608 -- constants
 
