@@ -271,14 +271,15 @@ class Assignments:
     async def _open(
         self, connection: Connection, source: StreamSource, start: StartPosition, until: datetime, now: datetime
     ) -> bool:
-        """Open the stream of a source; False if its destination cannot be created here."""
+        """Open the stream of a source; False if its destination cannot be created here, or its lease was lost."""
         subscription, shard = source.subscription, source.shard
         try:
             destination = self._destination(subscription)
         except Exception as error:
             self._leave_to_others(subscription, error, now)
             return False
-        await checkpoints.free_claims(connection, shard)
+        if not await checkpoints.free_claims(connection, source.lease, shard):
+            return False
         if subscription.ordered is Ordered.KEY:
             stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
             holds = subscription.on_dead is OnDead.HOLD

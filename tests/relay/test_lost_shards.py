@@ -13,6 +13,9 @@ from app.lifecycle.startup import assemble
 from app.relay.expiry_turn import expire
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
+from app.store.relay import checkpoints
+from app.store.relay.checkpoints import Shard
+from app.store.relay.leases import Lease
 from tests.coordinator.test_races import until_waiting
 from tests.support.check_responder import Responder
 from tests.support.relay_stepping import order, publish, step, subscribe, turn_until
@@ -104,3 +107,41 @@ async def test_a_claim_of_retries_waits_for_a_takeover_and_takes_none_after_it(
         # What it believes to hold is not its own any more.
         await former.drain(runtime)
         await other.close()
+
+
+async def test_a_holder_that_comes_too_late_frees_no_claims_of_the_next_one(
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    other: Runtime,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stalls between the claim of its lease and its first look at the retries, until the next holder sends one."""
+    late, holder, stalled, go = Relay(runtime), Relay(other), asyncio.Event(), asyncio.Event()
+    free_claims = checkpoints.free_claims
+
+    async def stall(connection: Connection, lease: Lease, shard: Shard) -> bool:
+        if lease.owner == runtime.owner:
+            stalled.set()
+            await go.wait()
+        return await free_claims(connection, lease, shard)
+
+    monkeypatch.setattr(checkpoints, "free_claims", stall)
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[60] * 9)
+        await with_retry(holder, other, client, db)
+        await holder.drain(other)
+        stalling = asyncio.create_task(step(late, runtime))
+        await stalled.wait()
+        other.clock.offset_s += LATER_S
+        receiver.hang = True
+        taken = Relay(other)
+        await turn_until(taken, other, lambda: db.fetchval(f"select not ({FREE})"))
+        epoch = await db.fetchval("select lease_epoch from delivery_retry")
+        go.set()
+        await stalling
+        assert not late.streams
+        assert await db.fetchval(f"select not ({FREE})")
+        assert await db.fetchval("select lease_epoch from delivery_retry") == epoch
+        await late.drain(runtime)
+        await taken.drain(other)

@@ -43,11 +43,17 @@ join checkpoint c on c.subscription_id = a.subscription_id and c.shards = a.shar
 left join replay p on p.replay_id = a.replay
 """  # noqa: S608 -- constants
 
-# A former holder can settle nothing more, so its claims are freed. Served by delivery_retry_due.
+# A former holder can settle nothing more, so its claims are freed. A holder that came too late to do it would free the
+# claims of the next one. Served by delivery_retry_due.
 FREE_CLAIMS = f"""
-update delivery_retry r set leased_until = null, lease_epoch = r.lease_epoch + 1
-where r.subscription_id = $1 and r.replay = $2 and r.leased_until is not null
-  and ($3::int = 1 or {HASH.format("r")} % $3 = $4::int)
+with held as materialized (
+  select from lease where name = $5 and owner = $6 and epoch = $7 for share
+), freed as (
+  update delivery_retry r set leased_until = null, lease_epoch = r.lease_epoch + 1
+  where r.subscription_id = $1 and r.replay = $2 and r.leased_until is not null
+    and ($3::int = 1 or {HASH.format("r")} % $3 = $4::int) and exists (select from held)
+)
+select exists (select from held)
 """  # noqa: S608 -- constants
 
 # The rows that block later messages of their key: they were sent before, or are due. Served by delivery_retry_key.
@@ -208,9 +214,19 @@ async def start_positions(connection: Connection, shards: Sequence[Shard]) -> di
     }
 
 
-async def free_claims(connection: Connection, shard: Shard) -> None:
-    """Free the retries that a former holder of a shard claimed. Only the holder of the shard may call it."""
-    await connection.execute(FREE_CLAIMS, shard.subscription_id, shard.replay, shard.divided_by, shard.remainder)
+async def free_claims(connection: Connection, lease: Lease, shard: Shard) -> bool:
+    """Free the retries that a former holder of a shard claimed; False if the caller lost the shard."""
+    held: bool = await connection.fetchval(
+        FREE_CLAIMS,
+        shard.subscription_id,
+        shard.replay,
+        shard.divided_by,
+        shard.remainder,
+        lease.name,
+        lease.owner,
+        lease.epoch,
+    )
+    return held
 
 
 async def stored_keys(connection: Connection, shard: Shard, now: datetime) -> dict[str, list[int]]:
