@@ -81,7 +81,8 @@ def checks_beyond_max(j: Joined) -> DataFrame:
     in_doubt = F.when(F.col("state") == IN_DOUBT, F.col("answered"))
     found = j.transactions.withColumn("answered", F.greatest(in_doubt, F.col("answers")))
     found = found.where(F.col("answered") > F.col("max_checks"))
-    most = F.col("max_checks").cast("int").alias("max_checks")
+    # A policy of a damaged half may have a number that is no int.
+    most = F.col("max_checks").try_cast("int").alias("max_checks")
     return findings(found, j.day, "checks_beyond_max", "transaction_id", "answered", most)
 
 

@@ -285,6 +285,8 @@ def test_answered_checks_are_counted_by_distinct_numbers(spark: SparkSession, tm
         (40, list(range(1, 17)), False),
         # Damaged: more than the largest number of Python's floats.
         (10**400, list(range(1, 17)), False),
+        # Damaged: below the range of an integer.
+        (-(10**30), [1], True),
     )
     day = plain_day()
     for number, (own, numbers, _) in enumerate(cases, start=100):
