@@ -69,6 +69,9 @@ def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
     if state.startswith(OUR_MISTAKES):
         log.error("defect", sqlstate=state, exc_info=error)
     if isinstance(error, (asyncpg.PostgresError, *BROKEN)):
+        if transaction_id is None:
+            # A lane logs the failure of its batch itself.
+            log.warning("statement_failed", sqlstate=state, error=str(error) or type(error).__name__)
         return DatabaseUnavailable(
             "The database did not take the statement; repeat later.", retry_after_s=RETRY_AFTER_S
         )
