@@ -13,7 +13,7 @@ from uuid import UUID
 
 from app.database.connection import Connection
 from app.store.checkback.claims import Claim, claim_of
-from app.store.checkback.results import HOLD_S
+from app.store.checkback.results import HOLD_S, LOCKED_LEASES
 
 # The time of a group's last claim is written at most this often.
 NOTED_EVERY_S = 10
@@ -58,11 +58,10 @@ select {_LEASED} from taken t
 """  # noqa: S608 -- constants
 
 # Primary key. The rest of a claim whose messages are too large for one answer. It was not shown, so it was not asked.
-GIVE_BACK = """
+GIVE_BACK = f"""{LOCKED_LEASES}
 update check_back c set asked = c.asked - 1, lease_epoch = c.lease_epoch + 1, leased_until = null, next_check_at = $3
-from unnest($1::uuid[], $2::bigint[]) as r(transaction_id, epoch)
-where c.transaction_id = any ($1) and c.transaction_id = r.transaction_id and c.lease_epoch = r.epoch
-"""
+where c.transaction_id = any (array(select transaction_id from locked))
+"""  # noqa: S608 -- a constant
 
 # Primary key, in the order of ids, so that two answers never wait for each other. Of two answers of one check, and of
 # an answer and its lapse, the first raises the epoch. An epoch of null answers whatever claim is out.

@@ -46,14 +46,21 @@ _CHECK_ATTEMPT = same(
 ) | {"kind": "'check'", "destination": "s.url"}
 _NOW = f"${CHECKS.next}"
 
-# One statement for a batch. Each check writes an attempt, unless the statement of its verdict wrote it or its day was
-# removed. The row of a decided transaction is removed under any lease; other columns are written only while the lease
-# is held. A check that `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if
-# its call failed. A transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile)
-# is returned. It also gets an attempt, because its row is deleted with its verdict.
+# One statement for a batch. `locked` locks the rows in the order of ids, as every statement does that locks several and
+# waits, so that no two wait for each other. Each check writes an attempt, unless the statement of its verdict wrote it
+# or its day was removed. The row of a decided transaction is removed under any lease; other columns are written only
+# while the lease is held. A check that `/end` answered meanwhile (last_answered) counts once, and does not count as
+# unanswered even if its call failed. A transaction that this statement parks (in doubt in its snapshot, and no verdict
+# arrived meanwhile) is returned. It also gets an attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
   select * from {CHECKS.unnest("s")}
+), locked as materialized (
+  select l.transaction_id, s.over from (select transaction_id, epoch, over from s order by transaction_id) s
+  cross join lateral (
+    select c.transaction_id from check_back c
+    where c.transaction_id = s.transaction_id and (s.over or c.lease_epoch = s.epoch) for update
+  ) l
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
   where s.outcome is not null and not s.noted and exists (
@@ -61,7 +68,7 @@ with s as materialized (
   )
   order by s.transaction_id
 ), removed as (
-  delete from check_back where transaction_id = any (array(select transaction_id from s where over))
+  delete from check_back where transaction_id = any (array(select transaction_id from locked where over))
 ), settled as (
   update check_back c set
     leased_until = null,
@@ -80,7 +87,7 @@ with s as materialized (
       when s.parked_reason is null then s.next_check_at
       when s.unanswered and c.last_answered >= s.number then {_NOW} end
   from s
-  where c.transaction_id = any (array(select transaction_id from s where not over))
+  where c.transaction_id = any (array(select transaction_id from locked where not over))
     and c.transaction_id = s.transaction_id and c.lease_epoch = s.epoch
   returning c.transaction_id, c.state, s.parked_reason
 ), parked as materialized (
@@ -101,20 +108,30 @@ with s as materialized (
 select transaction_id from parked
 """  # noqa: S608 -- constants
 
-# Under the extended lease, no other replica decides or parks a transaction while its policy's verdict is recorded.
-HOLD = """
-update check_back c set leased_until = $3::timestamptz + make_interval(secs => $4)
-from unnest($1::uuid[], $2::bigint[]) as h(transaction_id, epoch)
-where c.transaction_id = any ($1) and c.transaction_id = h.transaction_id and c.lease_epoch = h.epoch and c.state = 1
-returning c.transaction_id
+# The rows whose leases ($1 ids, $2 epochs) are still held. Served by the primary key, and locked in the order of ids.
+LOCKED_LEASES = """
+with asked as materialized (
+  select * from unnest($1::uuid[], $2::bigint[]) as a(transaction_id, epoch) order by transaction_id
+), locked as materialized (
+  select l.transaction_id from asked a cross join lateral (
+    select c.transaction_id from check_back c where c.transaction_id = a.transaction_id and c.lease_epoch = a.epoch
+    for update
+  ) l
+)
 """
 
+# Under the extended lease, no other replica decides or parks a transaction while its policy's verdict is recorded.
+HOLD = f"""{LOCKED_LEASES}
+update check_back c set leased_until = $3::timestamptz + make_interval(secs => $4)
+where c.transaction_id = any (array(select transaction_id from locked)) and c.state = 1
+returning c.transaction_id
+"""  # noqa: S608 -- a constant
+
 # The epoch rises, so that a late result of this check cannot overwrite the result of a later check.
-RELEASE = """
+RELEASE = f"""{LOCKED_LEASES}
 update check_back c set leased_until = null, lease_epoch = c.lease_epoch + 1
-from unnest($1::uuid[], $2::bigint[]) as r(transaction_id, epoch)
-where c.transaction_id = any ($1) and c.transaction_id = r.transaction_id and c.lease_epoch = r.epoch
-"""
+where c.transaction_id = any (array(select transaction_id from locked))
+"""  # noqa: S608 -- a constant
 
 # Each group's window has additive increase and multiplicative decrease, as in TCP. The answer of an old URL changes
 # nothing: a change of the configuration has reset the window and the hold. Rows are locked in the order of the names.

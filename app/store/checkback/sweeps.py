@@ -104,7 +104,7 @@ select (select count(*) from slice) as scanned, (select count(*) from swept) as 
 UNDECIDED_DAYS = "select low, high from day where not decided and state = 'open' and low < $1 order by day desc"
 
 # A parked transaction is never claimed, so without this statement its row would stay after a verdict of a person or the
-# producer.
+# producer. A row that another session has locked is left to the next pass: to wait for it could be a deadlock.
 REMOVE_DECIDED = """
 with slice as materialized (
   select c.transaction_id from check_back c where c.transaction_id > $1 order by c.transaction_id limit $2
@@ -112,10 +112,14 @@ with slice as materialized (
   select s.transaction_id from slice s cross join lateral (
     select from op o where o.transaction_id = s.transaction_id offset 0
   ) o
+), locked as materialized (
+  select l.transaction_id from decided d cross join lateral (
+    select c.transaction_id from check_back c where c.transaction_id = d.transaction_id for update skip locked
+  ) l
 ), removed as (
-  delete from check_back where transaction_id = any (array(select transaction_id from decided))
+  delete from check_back where transaction_id = any (array(select transaction_id from locked))
 )
-select (select count(*) from slice) as scanned, (select count(*) from decided) as removed,
+select (select count(*) from slice) as scanned, (select count(*) from locked) as removed,
   (select transaction_id from slice order by transaction_id desc limit 1) as reached
 """
 
