@@ -1,13 +1,16 @@
 """Replays of subscriptions whose consumers claim: beside the live messages, with their own handles and receipts."""
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
+from app.pull.replaying import feed_replays
 from app.runtime.state import Runtime
 from app.store.retention.orphans import clear_cancelled_replays
+from tests.coordinator.test_races import until_waiting
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -170,3 +173,21 @@ async def test_one_transaction_comes_again(client: httpx.AsyncClient, consumer: 
     assert answer.status_code == 202, answer.text
     await sweep_after(runtime)
     assert [one["message_id"] for one in await all_of(consumer)] == [first["message_id"]]
+
+
+async def test_a_cancellation_removes_what_a_worker_was_adding(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    await publish(client, *(order(n) for n in range(6)))
+    await all_of(consumer)
+    number = await replay(client)
+    subscriptions = [await db.fetchval("select subscription_id from subscription where name = 'worker'")]
+    worker = await connect(dsn)
+    async with worker.transaction():
+        await feed_replays(worker, subscriptions, runtime.clock.now())
+        canceling = asyncio.create_task(client.delete(f"/subscriptions/worker/replays/{number}"))
+        await until_waiting(db)
+    assert (await canceling).status_code == 204
+    await worker.close()
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+    assert (await state(client, number))["state"] == "cancelled"

@@ -59,6 +59,9 @@ select
   (select count(*) from dead_letter d where d.subscription_id = $1 and d.replay = $2) as dead
 """
 
+# A worker that adds messages of the replay has locked it, and CANCEL must see them: a statement of its own, before it.
+LOCKED = "select from replay where subscription_id = $1 and replay_id = $2 for update"
+
 # The statement deletes the replay's waiting retries. Retries that a worker has claimed are settled first; upkeep
 # removes the rest.
 CANCEL = """
@@ -217,7 +220,8 @@ async def outcomes(connection: Connection, replay: Replay) -> Outcomes:
 
 
 async def cancel(connection: Connection, subscription_id: int, replay_id: int, now: datetime) -> bool:
-    """Cancel a running replay; False if it does not run."""
+    """Cancel a running replay; False if it does not run. Needs a database transaction."""
+    await connection.execute(LOCKED, subscription_id, replay_id)
     return await connection.fetchval(CANCEL, subscription_id, replay_id, now) is not None
 
 
