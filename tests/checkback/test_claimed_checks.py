@@ -505,3 +505,26 @@ async def test_two_producers_and_a_lapse_race(
         if source == 1:
             assert 1 in sources
     assert await db.fetchval("select count(*) from op") == 12
+
+
+async def test_the_handle_of_a_claim_that_the_database_lost_answers_no_later_one(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    before = dict(await row(db, transaction_id))
+    [lost] = await claim(client)
+    # As after a failover to a standby that was behind.
+    names = ("asked", "lease_epoch", "claimed_epoch", "claimed_at", "leased_until", "next_check_at")
+    columns = ", ".join(f"{name} = ${n}" for n, name in enumerate(names, 2))
+    await db.execute(
+        f"update check_back set {columns} where transaction_id = $1",
+        transaction_id,
+        *(before[name] for name in names),
+    )
+    [check] = await claim(client)
+    [outcome] = await reply(client, to(lost, "unknown"))
+    assert outcome["status"] == 409
+    assert (await row(db, transaction_id))["answered"] == 0
+    [outcome] = await reply(client, to(check, "unknown"))
+    assert outcome["status"] == 202
+    assert (await row(db, transaction_id))["answered"] == 1

@@ -24,8 +24,9 @@ _COLUMNS = (
 _LEASED = ", ".join(f"t.{name}" for name in _COLUMNS.split(", "))
 
 
-# What CLAIM, LAPSED and LEFT share: a row whose transaction has an Op is removed, the others get a new lease.
-def _taken(leased: str) -> str:
+# What CLAIM, LAPSED and LEFT share: a row whose transaction has an Op is removed, the others get a new lease. `by`: how
+# far the epoch rises.
+def _taken(leased: str, by: str = "1") -> str:
     return f""", judged as materialized (
   select p.*, coalesce(o.decided, false) as decided
   from picked p left join lateral (
@@ -34,24 +35,31 @@ def _taken(leased: str) -> str:
 ), removed as (
   delete from check_back where transaction_id = any (array(select transaction_id from judged where decided))
 ), taken as (
-  update check_back c set lease_epoch = c.lease_epoch + 1, {leased}
+  update check_back c set lease_epoch = c.lease_epoch + {by}, {leased}
   where c.transaction_id = any (array(select transaction_id from judged where not decided))
   returning {_COLUMNS}
 )
 """  # noqa: S608 -- constants
 
 
+# A handle has the epoch of its claim. A database that went back gives the next number again, and then the handle of a
+# lost claim would answer the check that another producer has. So the epoch rises by a number drawn at random.
+_BY_CHANCE = "(select by from chance)"
+
 # Served by check_back_due. Locked rows are skipped: another session takes them.
 CLAIM = f"""
-with picked as materialized (
+with chance as materialized (
+  select 1 + floor(random() * {2**32})::bigint as by
+), picked as materialized (
   select c.transaction_id from check_back c
   where c.producer_group = $1 and c.next_check_at <= $2 and (c.leased_until is null or c.leased_until <= $2)
     and c.claimed_epoch is distinct from c.lease_epoch
   order by c.next_check_at limit $3 for update skip locked
 ){
     _taken(
-        "asked = c.asked + 1, claimed_epoch = c.lease_epoch + 1, claimed_at = $2, "
-        "leased_until = $2 + make_interval(secs => $4), next_check_at = $2 + make_interval(secs => $4)"
+        f"asked = c.asked + 1, claimed_epoch = c.lease_epoch + {_BY_CHANCE}, claimed_at = $2, "
+        "leased_until = $2 + make_interval(secs => $4), next_check_at = $2 + make_interval(secs => $4)",
+        _BY_CHANCE,
     )
 }
 select {_LEASED} from taken t
