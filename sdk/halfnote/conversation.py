@@ -177,13 +177,14 @@ class Conversation:
         """Post the end after an exception in the local work: rollback, unless a barrier has another outcome.
 
         An exception may come from a commit whose answer was lost, or from work that has run before and was committed.
-        A barrier that was entered has the outcome.
+        A barrier that was entered has the outcome, also if it was entered by the id, which the transaction does not
+        show.
         """
         if transaction.settle is None and (transaction.repeated or transaction.entering):
             return (yield from self.leave_to_check(transaction, reason_of(error), error))
         verdict = Verdict.ROLLBACK
-        if transaction.settle is not None:
-            verdict = yield from self.settled(transaction)
+        if transaction.settle is not None or self.barrier is not None:
+            verdict = yield from self.settled(transaction, self.barrier)
         return (yield from self.end(transaction, verdict, reason=reason_of(error), error=error))
 
     def dropped(
@@ -191,20 +192,27 @@ class Conversation:
     ) -> Exchange[TransactionResult]:
         """Post the rollback of messages that the code drops although its database transaction may be committed.
 
-        The barrier has it first, so that a check gives the same answer if the end is lost.
+        The barrier has it first, so that a check gives the same answer if the end is lost. A repeated transaction that
+        did not enter leaves the row of an earlier run as it is.
         """
-        if self.barrier is not None and transaction.settle is not None:
+        if self.barrier is not None and (transaction.settle is not None or not transaction.repeated):
             came = yield Call(partial(self.barrier.drop, transaction.transaction_id), waits=True)
             if isinstance(came, Raised):
                 unwritten = "transaction %s: the barrier could not note that its messages are dropped: %s"
                 log.warning(unwritten, transaction.transaction_id, came.error)
         return (yield from self.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 
-    def settled(self, transaction: Transaction) -> Exchange[Verdict]:
-        """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now."""
-        if transaction.settle is None:
+    def settled(self, transaction: Transaction, otherwise: Outcomes | None = None) -> Exchange[Verdict]:
+        """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now.
+
+        `otherwise`: the barrier to ask if the transaction does not show which one it has entered.
+        """
+        settle = transaction.settle
+        if settle is None and otherwise is not None:
+            settle = partial(otherwise.settle, transaction.transaction_id)
+        if settle is None:
             return Verdict.UNKNOWN
-        came = yield Call(transaction.settle, waits=True)
+        came = yield Call(settle, waits=True)
         if isinstance(came, Raised):
             log.warning("the barrier of transaction %s could not be read: %s", transaction.transaction_id, came.error)
             return Verdict.UNKNOWN
