@@ -86,24 +86,19 @@ class Conversation:
     ) -> Exchange[Transaction]:
         """Post a half; post it again under another id if its answer came too late."""
         if transaction_id is not None:
-            chosen, replayed = yield from self._half(transaction_id, listed, options, self.half_within_s, True)
-            chosen.repeated = replayed
+            chosen, answer = yield from self._half(transaction_id, listed, options, self.half_within_s, True)
+            chosen.repeated = replayed(answer)
             return chosen
         began = self.clock()
-        posted, replayed = yield from self._half(new_id(), listed, options, self.half_within_s)
-        took_s = self.clock() - began
-        if not self.late(posted, took_s, replayed):
+        posted, answer = yield from self._half(new_id(), listed, options, self.half_within_s)
+        now = self.clock()
+        if not late(posted, answer, began, now):
             return posted
+        took_s = now - began
         log.warning("transaction %s was answered after %.1f s: sent as another one", posted.transaction_id, took_s)
         yield Later(self._withdraw(posted.transaction_id))
         posted, _ = yield from self._half(new_id(), listed, options, self.half_within_s - took_s)
         return posted
-
-    def late(self, posted: Transaction, took_s: float, replayed: bool) -> bool:
-        """Return whether a check may have been sent; a half that was not replayed was stored by the last attempt."""
-        if took_s < LEAST_IMMUNITY_S:
-            return False
-        return took_s >= posted.immunity_s and (replayed or self.attempt_s >= posted.immunity_s)
 
     def _half(
         self,
@@ -112,8 +107,8 @@ class Conversation:
         options: Mapping[str, Any],
         within_s: float,
         chosen: bool = False,
-    ) -> Exchange[tuple[Transaction, bool]]:
-        """Post one half; also return whether it was stored already."""
+    ) -> Exchange[tuple[Transaction, Answer]]:
+        """Post one half; also return the answer."""
         request = self.post("/half", self.half_content(transaction_id, messages, options))
         try:
             answer = yield from self._asked("the half message", request, within_s)
@@ -121,13 +116,12 @@ class Conversation:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
             raise HalfFailed(transaction_id, cause, chosen=chosen) from cause
-        return self.begun(transaction_id, messages, answer)
+        return self.begun(transaction_id, messages, answer), answer
 
-    def begun(self, transaction_id: UUID, messages: list[Outgoing], answer: Answer) -> tuple[Transaction, bool]:
-        """Return the transaction of a half that was answered, and whether it was stored already."""
+    def begun(self, transaction_id: UUID, messages: list[Outgoing], answer: Answer) -> Transaction:
+        """Return the transaction of a half that was answered."""
         born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
-        transaction = Transaction(transaction_id, self.group, messages, born_at=born_at, first_check_at=first_check_at)
-        return transaction, bool(answer.content.get("replayed"))
+        return Transaction(transaction_id, self.group, messages, born_at=born_at, first_check_at=first_check_at)
 
     def send(
         self,
@@ -332,6 +326,21 @@ class Conversation:
         trace = self.traceparent()
         headers = {"traceparent": trace} if trace is not None else {}
         return Request("POST", path, b"" if content is None else self._encoded(content), self.attempt_s, headers)
+
+
+def replayed(answer: Answer) -> bool:
+    """Return whether a half was stored already."""
+    return bool(answer.content.get("replayed"))
+
+
+def late(posted: Transaction, answer: Answer, began: float, now: float) -> bool:
+    """Return whether a check may have been sent about a half whose first attempt began at `began`.
+
+    A half that was not replayed was stored by the attempt that was answered.
+    """
+    if now - began < LEAST_IMMUNITY_S:
+        return False
+    return now - (began if replayed(answer) else answer.sent_at) >= posted.immunity_s
 
 
 def end_of(transaction: Transaction, outcome: Outcome) -> tuple[End, Exception | None]:

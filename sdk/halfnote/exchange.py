@@ -102,11 +102,15 @@ Reader: TypeAlias = Callable[[bytes], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """A success: its status and its JSON object. `after_doubt`: an earlier attempt may have been stored as well."""
+    """A success: its status and its JSON object.
+
+    `after_doubt`: an earlier attempt may have been stored as well. `sent_at`: when the answered attempt was sent.
+    """
 
     status: int
     content: Mapping[str, Any]
     after_doubt: bool = False
+    sent_at: float = field(default=0.0, compare=False)
 
 
 class Temporary(Unconfirmed):
@@ -142,7 +146,8 @@ def asked(
     perhaps_done, only_refused, tried = False, True, 0
     pause_s = FIRST_PAUSE_S
     while True:
-        left_s = max(until - clock(), SHORTEST_TIMEOUT_S)
+        sent_at = clock()
+        left_s = max(until - sent_at, SHORTEST_TIMEOUT_S)
         timeout_s = min(request.timeout_s, left_s)
         came = yield Request(request.method, request.path, request.content, timeout_s, request.headers)
         tried += 1
@@ -153,7 +158,7 @@ def asked(
             only_refused = False
             found = _read(came, read)
             if isinstance(found, Answer):
-                return replace(found, after_doubt=perhaps_done)
+                return replace(found, after_doubt=perhaps_done, sent_at=sent_at)
             if isinstance(found, Problem):
                 raise Refused(what, found, perhaps_done=perhaps_done)
             error, asked_s = found, retry_after_s(came)
@@ -222,13 +227,13 @@ def _outcomes(what: str, answer: Answer, count: int) -> "list[Outcome]":
     outcomes = answer.content.get("outcomes")
     if not isinstance(outcomes, list) or len(outcomes) != count:
         raise Unconfirmed(what, f"answered without {count} outcomes", perhaps_done=True)
-    return [_outcome(what, one) for one in outcomes]
+    return [_outcome(what, one, answer.sent_at) for one in outcomes]
 
 
-def _outcome(what: str, content: Mapping[str, Any]) -> Outcome:
+def _outcome(what: str, content: Mapping[str, Any], sent_at: float) -> Outcome:
     status = content["status"]
     if status < 300:
-        return Answer(status, content)
+        return Answer(status, content, sent_at=sent_at)
     problem = _problem_of(status, content)
     if not _temporary(status):
         return Refused(what, problem)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from halfnote.batching import TRANSACTIONS_MOST
-from halfnote.conversation import Conversation, end_of
+from halfnote.conversation import Conversation, end_of, late, replayed
 from halfnote.errors import HalfFailed, PlainFailed, Refused, Unconfirmed
 from halfnote.exchange import Answer, Exchange, Later, Outcome, asked_each
 from halfnote.ids import new_id
@@ -56,11 +56,11 @@ class Many:
         ]
         began = talk.clock()
         outcomes = yield from self._asked("the half messages", "/halves", "halves", contents, talk.half_within_s)
-        took_s = talk.clock() - began
+        now = talk.clock()
         found: list[Transaction | HalfFailed] = []
         withdrawn: list[UUID] = []
         for transaction_id, one, outcome in zip(ids, listed, outcomes, strict=True):
-            begun = self._begun(transaction_id, one, outcome, took_s)
+            begun = self._begun(transaction_id, one, outcome, began, now)
             if isinstance(begun, HalfFailed) and one.transaction_id is None and _perhaps_done(begun):
                 withdrawn.append(transaction_id)
             found.append(begun)
@@ -102,14 +102,16 @@ class Many:
         outcomes = yield from self._asked("the messages", "/messages", "transactions", contents, talk.half_within_s)
         return [_plain_result(*found) for found in zip(listed, ids, outcomes, strict=True)]
 
-    def _begun(self, transaction_id: UUID, half: Half, outcome: Outcome, took_s: float) -> Transaction | HalfFailed:
+    def _begun(
+        self, transaction_id: UUID, half: Half, outcome: Outcome, began: float, now: float
+    ) -> Transaction | HalfFailed:
         if not isinstance(outcome, Answer):
             return HalfFailed(transaction_id, outcome, chosen=half.transaction_id is not None)
-        posted, replayed = self.conversation.begun(transaction_id, as_list(half.messages), outcome)
+        posted = self.conversation.begun(transaction_id, as_list(half.messages), outcome)
         posted.context = half.context
         if half.transaction_id is not None:
-            posted.repeated = replayed
-        elif self.conversation.late(posted, took_s, replayed):
+            posted.repeated = replayed(outcome)
+        elif late(posted, outcome, began, now):
             return HalfFailed(transaction_id, Unconfirmed("the half message", LATE, perhaps_done=True))
         return posted
 

@@ -154,7 +154,7 @@ async def test_halves_that_may_have_been_stored_are_withdrawn_unless_their_ids_w
     assert halfnote.asked("/ends")[0]["ends"][0]["verdict"] == "rollback"
 
 
-async def test_halves_that_were_answered_too_late_are_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_halves_that_were_answered_too_late_are_withdrawn() -> None:
     times = iter([0.0, 0.0, 0.0, 0.0, 0.0, 7.0])
     halfnote = Scripted(
         {"/halves": [outcomes_of("halves", {"status": 200, "replayed": True, **TIMES})], "/ends": [answer(200)]}
@@ -166,6 +166,32 @@ async def test_halves_that_were_answered_too_late_are_withdrawn(monkeypatch: pyt
     assert isinstance(chosen, Transaction)
     assert chosen.repeated
     assert ids_of(halfnote, "/ends", "ends")[0] == [str(late.transaction_id)]
+
+
+@pytest.mark.parametrize(("waited_s", "began"), [([7.0, 0.0], 1), ([0.0, 7.0], 0), ([4.0, 3.0], 1), ([1.0, 4.0], 2)])
+async def test_halves_of_which_others_were_waited_for_are_withdrawn(waited_s: list[float], began: int) -> None:
+    """The first attempt stored the first, and a check may have been sent about it before the other was answered."""
+    now, first = [100.0], outcomes_of("halves", {"status": 201, **TIMES}, refusal(503, "overloaded"))
+    then = outcomes_of("halves", {"status": 201, **TIMES})
+
+    def after(seconds: float, then: Any) -> Callable[[httpx.Request], httpx.Response]:
+        def answers(request: httpx.Request) -> httpx.Response:
+            now[0] += seconds
+            found: httpx.Response = then(request)
+            return found
+
+        return answers
+
+    slow = [after(seconds, one) for seconds, one in zip(waited_s, (first, then), strict=True)]
+    halfnote = Scripted({"/halves": [*slow], "/ends": [outcomes_of("ends", WELL)]})
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        object.__setattr__(producer._conversation, "clock", lambda: now[0])
+        found = await producer.post_halves([ORDER, ORDER])
+    first_ids, second_ids = ids_of(halfnote, "/halves", "halves")
+    assert second_ids == first_ids[1:]
+    late = [str(one.transaction_id) for one in found if isinstance(one, HalfFailed)]
+    assert late == first_ids[: 2 - began]
+    assert ids_of(halfnote, "/ends", "ends") == ([late] if late else [])
 
 
 async def test_ends_that_fail_are_repeated_in_the_background_and_a_conflict_is_the_result() -> None:

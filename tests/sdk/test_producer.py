@@ -555,38 +555,41 @@ async def test_each_fault_of_plain_messages_and_registering(producing: Producers
 
 
 @pytest.mark.parametrize(
-    ("chosen", "replayed", "attempt_s", "anew"),
+    ("chosen", "replayed", "attempts_s", "anew"),
     [
-        (False, True, 5.0, True),
-        # The last attempt stored it, which took less than 5 s.
-        (False, False, 5.0, False),
-        (False, False, 60.0, True),
-        (True, True, 60.0, False),
+        (False, True, [6, 1], True),
+        # The last attempt stored it.
+        (False, False, [6, 1], False),
+        (False, False, [1, 6], True),
+        (False, False, [7], True),
+        (True, True, [7], False),
     ],
 )
 async def test_a_half_that_is_answered_too_late_is_posted_anew(
-    chosen: bool, replayed: bool, attempt_s: float, anew: bool
+    chosen: bool, replayed: bool, attempts_s: list[int], anew: bool
 ) -> None:
     """It may have been asked about already, and a barrier have answered `rollback`; nothing of it has happened yet."""
-    now = [100.0]
+    now, left, attempts = [100.0], list(attempts_s), len(attempts_s)
 
     def slow(request: httpx.Request) -> httpx.Response:
-        now[0] += 7
+        now[0] += left.pop(0)
+        if left:
+            raise httpx.ReadTimeout("slow")
         return first
 
     times = {"born_at": "2026-11-21T08:00:00Z", "first_check_at": "2026-11-21T08:00:06.000Z"}
     first = answer(200 if replayed else 201, {**times, "replayed": replayed})
-    halfnote = Scripted({"/half": [slow, answer(201)]})
-    conversation = Conversation("shop", attempt_s, half_within_s=15.0, clock=lambda: now[0])
+    halfnote = Scripted({"/half": [*[slow] * attempts, answer(201)]})
+    conversation = Conversation("shop", half_within_s=15.0, clock=lambda: now[0])
     driver = SyncDriver("http://halfnote", {}, halfnote.transport())
     one = new_id() if chosen else None
     begun = driver.run(conversation.half(ORDER, transaction_id=one, context=7))
     driver.close(60)
-    halves = halfnote.asked("/half")
+    halves = halfnote.asked("/half")[attempts - 1 :]
     assert [half["transaction_id"] for half in halves][-1] == str(begun.transaction_id)
     if not anew:
         assert begun.transaction_id == (one or begun.transaction_id)
-        assert [path for path, _ in halfnote.came] == ["/half"]
+        assert [path for path, _ in halfnote.came] == ["/half"] * attempts
     else:
         assert halves[0] == {**halves[1], "transaction_id": halves[0]["transaction_id"]}
         ends = [(end["transaction_id"], end["verdict"]) for end in halfnote.asked("/end")]
