@@ -28,6 +28,7 @@ from halfnote.databases.base import (
 from halfnote.errors import BarrierRefused
 from halfnote.ids import lowest_id
 from halfnote.listener import CheckedTransaction
+from halfnote.lock_limit import longest_wait_s
 from halfnote.time_limits import within
 from halfnote.transaction import Transaction
 from halfnote.verdicts import Verdict
@@ -198,7 +199,8 @@ class AsyncBarrier(_Rules):
 
     async def check_local(self, transaction: CheckedTransaction) -> Verdict:
         """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
-        return self._answer(transaction, await self._outcome(self._checking(transaction)))
+        found = await self._outcome(self._checking(transaction), transaction.within_s)
+        return self._answer(transaction, found)
 
     async def settle(self, transaction_id: UUID) -> Verdict:
         """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
@@ -221,8 +223,9 @@ class AsyncBarrier(_Rules):
         """Delete the rows of transactions older than this (default: `keep`); return how many. Raises ValueError."""
         return await self.database.run(self._purging(older_than))
 
-    async def _outcome(self, script: Callable[[], Script[Verdict]]) -> Verdict:
-        limit_s = self._sql.wait_s + CONNECTED_IN_S
+    async def _outcome(self, script: Callable[[], Script[Verdict]], within_s: float | None = None) -> Verdict:
+        most_s = float("inf") if within_s is None else within_s
+        limit_s = longest_wait_s(self._sql.dialect, min(self._sql.wait_s, most_s)) + min(CONNECTED_IN_S, most_s)
         try:
             return await within(limit_s, self._tried(script))
         except asyncio.TimeoutError:

@@ -24,6 +24,11 @@ def limited(dialect: Dialect, wait_s: float, script: Script[T]) -> Script[T]:
     return result
 
 
+def longest_wait_s(dialect: Dialect, wait_s: float) -> float:
+    """Return how long a statement waits for a lock with the limit `wait_s`: MySQL counts whole seconds."""
+    return max(1, round(wait_s)) if dialect == "mysql" else wait_s
+
+
 def _wait_less(dialect: Dialect, wait_s: float) -> Script[None]:
     if dialect == "postgresql":
         # 0 would be no limit.
@@ -34,7 +39,7 @@ def _wait_less(dialect: Dialect, wait_s: float) -> Script[None]:
         )
     elif dialect == "mysql":
         yield Statement("set @halfnote_wait_s = @@innodb_lock_wait_timeout")
-        yield Statement(f"set innodb_lock_wait_timeout = {max(1, round(wait_s))}")
+        yield Statement(f"set innodb_lock_wait_timeout = {longest_wait_s(dialect, wait_s)}")
 
 
 def _wait_as_before(dialect: Dialect) -> Script[None]:

@@ -5,24 +5,31 @@ import json
 import re
 from datetime import datetime, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
+from uuid import UUID
 
+import asyncpg
 import httpx
 import psycopg
 import pytest
 from flask import Flask
 from halfnote import COMMIT, CheckedTransaction, CheckEndpoint, Verdict
-from halfnote.barrier import Barrier
+from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.barrier_mark import marked
+from halfnote.databases.asyncpg import Asyncpg
+from halfnote.databases.base import Dialect, Script
 from halfnote.databases.dbapi import DbApi
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import BODY_MAX_BYTES
 from halfnote.ids import new_id
+from halfnote.lock_limit import longest_wait_s
 from halfnote.signatures import sign
 from halfnote.times import instant
 
 from tests.sdk.servers import threaded, wsgi_server
 from tests.sdk.sites import postgres
+
+T = TypeVar("T")
 
 PATH = "/halfnote/check"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
@@ -79,6 +86,12 @@ def asked(transaction_id: str = "0193a7d6-a5c8-7b1e-8f00-1030a1030a10", **fields
         "messages": [],
     }
     return json.dumps({**known, **fields}).encode()
+
+
+def asked_many(ids: list[UUID]) -> bytes:
+    """Return the body of a check of many, whose blocks entered the barrier by themselves."""
+    checks = [json.loads(asked(str(one), context=marked(None))) for one in ids]
+    return json.dumps({"type": "halfnote.checks", "producer_group": "shop", "checks": checks}).encode()
 
 
 async def post(endpoint: Any, body: bytes, *, method: str = "POST", **headers: str) -> httpx.Response:
@@ -213,11 +226,35 @@ async def test_one_of_many_that_must_wait_keeps_no_answers_back() -> None:
         barrier = Barrier(DbApi(lambda: psycopg.connect(url), "postgresql"))
         barrier.create_table()
         ids = [new_id() for _ in range(4)]
-        checks = [json.loads(asked(str(one), context=marked(None))) for one in ids]
-        body = json.dumps({"type": "halfnote.checks", "producer_group": "shop", "checks": checks}).encode()
         with psycopg.connect(url) as connection:
             barrier.enter(connection, ids[0])
             barrier.enter(connection, ids[2])
-            answer = await post(endpoint_of(barrier), body)
+            answer = await post(endpoint_of(barrier), asked_many(ids))
     verdicts = [(one["transaction_id"], one["verdict"]) for one in answer.json()["answers"]]
     assert verdicts == [(str(one), "unknown" if n in (0, 2) else "rollback") for n, one in enumerate(ids)]
+
+
+async def test_one_of_many_that_gets_no_connection_keeps_no_answers_back() -> None:
+    """A single check may wait for as long as `wait_s`; this one takes a second."""
+
+    class Exhausted(Asyncpg):
+        """Has no connection for the second check."""
+
+        asked = 0
+
+        async def run(self, script: Script[T]) -> T:
+            self.asked += 1
+            return await (super().run(script) if self.asked != 2 else asyncio.Future[T]())
+
+    ids = [new_id() for _ in range(3)]
+    async with postgres() as url, asyncpg.create_pool(url, min_size=0) as pool:
+        await AsyncBarrier(Asyncpg(pool)).create_table()
+        endpoint = endpoint_of(AsyncBarrier(Exhausted(pool), wait_s=600))
+        answer = await asyncio.wait_for(post(endpoint, asked_many(ids)), 60)
+    verdicts = [(one["transaction_id"], one["verdict"]) for one in answer.json()["answers"]]
+    assert verdicts == [(str(one), "rollback") for one in (ids[0], ids[2])]
+
+
+@pytest.mark.parametrize(("dialect", "wait_s", "longest_s"), [("mysql", 0.5, 1), ("mysql", 3, 3), ("sqlite", 0.5, 0.5)])
+def test_a_wait_for_a_lock_in_mysql_is_of_whole_seconds(dialect: Dialect, wait_s: float, longest_s: float) -> None:
+    assert longest_wait_s(dialect, wait_s) == longest_s
