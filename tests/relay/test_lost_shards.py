@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
+from aiohttp import web
 
 from app.config import Settings
 from app.database.connection import Connection, connect
@@ -17,7 +18,7 @@ from app.store.relay import checkpoints
 from app.store.relay.checkpoints import Shard
 from app.store.relay.leases import Lease
 from tests.coordinator.test_races import until_waiting
-from tests.support.check_responder import Responder
+from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import order, publish, step, subscribe, turn_until
 
 # Retries are due after a minute, give or take a tenth, and messages expire after one.
@@ -117,7 +118,8 @@ async def test_a_holder_that_comes_too_late_frees_no_claims_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It stalls between the claim of its lease and its first look at the retries, until the next holder sends one."""
-    late, holder, stalled, go = Relay(runtime), Relay(other), asyncio.Event(), asyncio.Event()
+    late, holder = Relay(runtime), Relay(other)
+    stalled, go, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
     free_claims = checkpoints.free_claims
 
     async def stall(connection: Connection, lease: Lease, shard: Shard) -> bool:
@@ -126,22 +128,28 @@ async def test_a_holder_that_comes_too_late_frees_no_claims_of_the_next_one(
             await go.wait()
         return await free_claims(connection, lease, shard)
 
+    async def hang(call: Call) -> web.StreamResponse:
+        await answered.wait()
+        return web.Response(status=204)
+
     monkeypatch.setattr(checkpoints, "free_claims", stall)
     async with Responder(status=500) as receiver:
         await subscribe(client, receiver, retry=[60] * 9)
         await with_retry(holder, other, client, db)
         await holder.drain(other)
-        stalling = asyncio.create_task(step(late, runtime))
-        await stalled.wait()
+        # The clock of this process may be behind, so that the lease is still held.
+        stalling = asyncio.create_task(turn_until(late, runtime, stalled.is_set, within_s=120))
+        await asyncio.wait([stalling, asyncio.create_task(stalled.wait())], return_when=asyncio.FIRST_COMPLETED)
         other.clock.offset_s += LATER_S
-        receiver.hang = True
+        receiver.answer = hang
         taken = Relay(other)
-        await turn_until(taken, other, lambda: db.fetchval(f"select not ({FREE})"))
+        await turn_until(taken, other, lambda: db.fetchval(f"select not ({FREE})"), within_s=60)
         epoch = await db.fetchval("select lease_epoch from delivery_retry")
         go.set()
         await stalling
         assert not late.streams
         assert await db.fetchval(f"select not ({FREE})")
         assert await db.fetchval("select lease_epoch from delivery_retry") == epoch
+        answered.set()
         await late.drain(runtime)
         await taken.drain(other)
