@@ -5,7 +5,7 @@ consumer holds does not wait. Messages of the log that must go are moved to deli
 settles them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import structlog
@@ -36,12 +36,19 @@ SPANS_COUNTED, SPANS_PASSED = 50, 10
 class WaitingCount:
     """What waits for the consumers of a subscription: since when the oldest message does, and how many do.
 
-    `committed_at`: when the first one of the log was committed.
+    `stored` is the number of rows, `ahead` that of messages in the log. `committed_at`: when the first one of the log
+    was committed.
     """
 
     oldest_at: datetime | None
-    backlog: int
+    stored: int
+    ahead: int
     committed_at: datetime | None
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait."""
+        return self.stored + self.ahead
 
 
 async def expire(runtime: Runtime, connection: Connection, now: datetime) -> bool:
@@ -69,32 +76,53 @@ async def expire(runtime: Runtime, connection: Connection, now: datetime) -> boo
 
 async def _count(connection: Connection, subscription: Subscription, turn: CountingTurn, now: datetime) -> WaitingCount:
     """Count what waits: rows that no consumer holds, and the messages of the log after the cursor."""
-    most, reader = subscription.max_backlog, reader_of(subscription)
-    rows_most = 1 if most is None else most + EXCESS_AT_ONCE
-    oldest_at, backlog = await waiting_limits.waiting_rows(connection, subscription.subscription_id, rows_most, now)
+    reader, most = reader_of(subscription), _counted_most(subscription)
+    oldest_at, stored = await waiting_limits.waiting_rows(connection, subscription.subscription_id, most, now)
     ahead = await waiting_limits.oldest_ahead(connection, reader, turn.offset)
     committed_at, ahead_at = ahead or (None, None)
-    after = turn.offset
-    for _ in range(SPANS_COUNTED if most is not None else 0):
+    after, taken_ahead = turn.offset, 0
+    for _ in range(SPANS_COUNTED if subscription.max_backlog is not None else 0):
         taken, reached, more = await matching_ahead(connection, reader, after)
-        backlog += taken
-        if not more or reached is None or backlog >= rows_most:
+        taken_ahead += taken
+        if not more or reached is None or stored + taken_ahead >= most:
             break
         after = reached
     return WaitingCount(
-        min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog, committed_at
+        min((at for at in (oldest_at, ahead_at) if at is not None), default=None), stored, taken_ahead, committed_at
     )
+
+
+def _counted_most(subscription: Subscription) -> int:
+    return 1 if subscription.max_backlog is None else subscription.max_backlog + EXCESS_AT_ONCE
+
+
+async def _still_waiting(
+    connection: Connection, subscription: Subscription, counted: WaitingCount, passed: int, now: datetime
+) -> WaitingCount:
+    """Return what certainly still waits. `passed`: how far the cursor went since the count began."""
+    if not _limits(subscription).excess(counted.backlog):
+        return counted
+    most = _counted_most(subscription)
+    _, stored = await waiting_limits.waiting_rows(connection, subscription.subscription_id, most, now)
+    return replace(counted, stored=stored, ahead=max(0, counted.ahead - passed))
 
 
 async def _expire(
     connection: Connection, subscription: Subscription, turn: CountingTurn, waiting: WaitingCount, now: datetime
 ) -> tuple[list[HeldSettlement], bool]:
-    """Settle what must go, in one database transaction; return it, and whether anything was announced."""
+    """Settle what must go, in one database transaction; return it, and whether anything was announced.
+
+    Nothing goes by a limit that was changed during the count, nor for messages that were claimed during it.
+    """
     limits = _limits(subscription)
-    excess, used = limits.excess(waiting.backlog), limits.used(waiting.oldest_at, waiting.backlog, now)
     async with connection.transaction():
         # No claim takes what is being passed over.
         await ordered_claims.lock(connection, subscription.subscription_id)
+        offset = await waiting_limits.offset_as_counted(connection, subscription)
+        if offset is None:
+            return [], False
+        waiting = await _still_waiting(connection, subscription, waiting, offset - turn.offset, now)
+        excess, used = limits.excess(waiting.backlog), limits.used(waiting.oldest_at, waiting.backlog, now)
         gone: list[HeldSettlement] = []
         if limits.expire_after is not None:
             gone = await _old(connection, subscription, waiting, now - limits.expire_after, now)

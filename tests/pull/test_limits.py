@@ -1,7 +1,9 @@
 """Limits of subscriptions whose messages consumers claim: how long they wait, how many wait, and how many a second."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 from app.clock import Clock
 from app.database.connection import Connection, connect
 from app.field_rules import RATE_LEAST_PER_S
+from app.policy.expiry import COUNT_EVERY
 from app.pull import expiry, sweep
 from app.pull.claiming import claim
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
@@ -18,6 +21,7 @@ from app.runtime.state import Runtime
 from app.store.pull import waiting_limits
 from app.store.pull.claims import PulledSubscription, pulled
 from app.store.pull.waiting import claimable
+from app.store.subscriptions.subscriptions import limited_pulled
 from tests.pull.test_waiting import waiting
 from tests.relay.test_expiry import shown
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
@@ -34,6 +38,16 @@ async def dead(db: Connection) -> list[tuple[str, int]]:
 async def subscribed(client: httpx.AsyncClient, **fields: Any) -> Consumer:
     await put_pulled(client, **fields)
     return Consumer(client)
+
+
+async def counted(db: Connection, runtime: Runtime, seconds: float = 10) -> Callable[[], Awaitable[object]]:
+    """Let a worker count what waits; return what it does then."""
+    now = runtime.clock.now() + timedelta(seconds=seconds)
+    [subscription] = await limited_pulled(db)
+    turn = await waiting_limits.take_turn(db, subscription.subscription_id, COUNT_EVERY, now)
+    assert turn is not None
+    found = await expiry._count(db, subscription, turn, now)
+    return partial(expiry._expire, db, subscription, turn, found, now)
 
 
 @pytest.mark.parametrize("ordered", ["none", "key"])
@@ -169,6 +183,70 @@ async def test_a_burst_that_is_claimed_meanwhile_loses_nothing(
     await sweep_after(runtime)
     await consumer.ack(*await consumer.claim(max=25))
     await sweep_after(runtime, 5)
+    assert await dead(db) == []
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_what_is_claimed_during_a_count_is_not_too_much(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, stored: bool
+) -> None:
+    consumer = await subscribed(client, max_backlog=100)
+    await publish(client, *(order(n) for n in range(100)))
+    await publish(client, *(order(n) for n in range(20)))
+    if stored:
+        claimed = await consumer.claim(max=50)
+        await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
+    await sweep_after(runtime)
+    expire = await counted(db, runtime)
+    assert len(await consumer.claim(max=25)) == 25
+    await expire()
+    assert await dead(db) == []
+    assert await db.fetchval("select excess from pull_cursor") == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "changed"),
+    [
+        ({"max_backlog": 100}, {"max_backlog": None}),
+        ({"max_backlog": 100}, {"max_backlog": 1000}),
+        ({"expire_after_s": 60}, {"expire_after_s": None}),
+        ({"expire_after_s": 60}, {"expire_after_s": 3600}),
+        ({"max_backlog": 100}, {"topics": ["order", "other"]}),
+    ],
+)
+async def test_nothing_goes_by_a_limit_that_is_changed_during_a_count(
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+    group: str,
+    limits: dict[str, Any],
+    changed: dict[str, Any],
+) -> None:
+    await subscribed(client, **limits)
+    await publish(client, *(order(n) for n in range(100)))
+    await publish(client, *(order(n) for n in range(6)))
+    await db.execute("update outbox set committed_at = committed_at - interval '100 seconds'")
+    # As if an earlier count had found them too many.
+    await db.execute("update pull_cursor set excess = 6")
+    expire = await counted(db, runtime)
+    assert (await client.patch("/subscriptions/worker", json=changed)).status_code == 200
+    await expire()
+    assert await dead(db) == []
+
+
+async def test_nothing_goes_while_the_subscription_is_being_changed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, group: str
+) -> None:
+    await subscribed(client, expire_after_s=60)
+    await publish(client, order(1))
+    expire = await counted(db, runtime, seconds=100)
+    other = await connect(dsn)
+    try:
+        async with other.transaction():
+            await other.execute("update subscription set expire_after_s = null")
+            await expire()
+    finally:
+        await other.close()
     assert await dead(db) == []
 
 

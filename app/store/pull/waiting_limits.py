@@ -35,6 +35,16 @@ select subscription_id, limit_used from pull_cursor
 where subscription_id = any($1::int[]) and limit_used is not null
 """
 
+# Where the cursor is, if the subscription still has these limits and this route. A change that another session makes
+# now counts as made: the caller holds the cursor, and waits for nothing. Until its database transaction ends the
+# subscription cannot be changed. Primary keys.
+AS_COUNTED = """
+select (select k."offset" from pull_cursor k where k.subscription_id = $1)
+from subscription where subscription_id = $1 and deleted_at is null and matches_since = $2
+  and expire_after_s is not distinct from $3 and max_backlog is not distinct from $4
+for share skip locked
+"""
+
 # What no consumer holds; delayed messages that are not due have a later time. Served by delivery_retry_waiting.
 WAITING_ROWS = f"""
 select min(w.since) as oldest_at, count(*)::int as waiting from (
@@ -159,6 +169,18 @@ async def take_turn(
     """Take the turn to count a subscription; None if another worker has counted it within `every`."""
     row = await connection.fetchrow(TAKE_TURN, subscription_id, now, now - every)
     return None if row is None else CountingTurn(*row)
+
+
+async def offset_as_counted(connection: Connection, subscription: Subscription) -> int | None:
+    """Return where the cursor is; None if limits, topics or filters changed since the subscription was read.
+
+    Needs a database transaction, in which the cursor is locked.
+    """
+    limits = subscription.expire_after_s, subscription.max_backlog
+    offset: int | None = await connection.fetchval(
+        AS_COUNTED, subscription.subscription_id, subscription.matches_since, *limits
+    )
+    return offset
 
 
 async def waiting_rows(
