@@ -89,8 +89,7 @@ async def claim_more(
     new = await claim_next(connection, pulled, at_most, _span(at_most), now + invisible, now)
     if new.claim_id is None:
         return None
-    messages = _of_claim(new, pulled.handle_key, subscription, now)
-    return ClaimedBatch(messages, new.more, now + invisible, goes_on=new.more)
+    return _of_claim(new, pulled.handle_key, subscription, invisible)
 
 
 def _span(at_most: int) -> int:
@@ -112,10 +111,9 @@ async def _claim(
             return ClaimedBatch(messages, True, now + invisible)
     span = _span(at_most)
     for _ in range(SPANS_AT_ONCE if found.logged else 0):
-        new, now = await _claim_new(connection, clock, pulled, at_most, span, invisible)
+        new = await _claim_new(connection, clock, pulled, at_most, span, invisible)
         if new.claim_id is not None:
-            messages = _of_claim(new, found.handle_key, subscription, now)
-            return ClaimedBatch(messages, new.more, now + invisible, goes_on=new.more)
+            return _of_claim(new, found.handle_key, subscription, invisible)
         if new.refused:
             break
         if not new.more:
@@ -145,16 +143,15 @@ async def _claim_stored(
 
 async def _claim_new(
     connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, span: int, invisible: timedelta
-) -> tuple[NewClaim, datetime]:
-    """Claim messages of the log; return them with the time of the claim."""
+) -> NewClaim:
+    """Claim messages of the log."""
     if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_new(connection, pulled, at_most, span, now + invisible, now), now
+        return await claim_new(connection, pulled, at_most, span, now + invisible, now)
     async with connection.transaction():
         await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         now = clock.now()
-        new = await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, now + invisible, now)
-    return new, now
+        return await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, now + invisible, now)
 
 
 def _handed_out(
@@ -187,11 +184,13 @@ def _handed_out(
     return [HandedOut(one, of[0], handle) for one, of, handle in zip(messages, claimed, handles, strict=True)]
 
 
-def _of_claim(new: NewClaim, key: UUID, subscription: Subscription, now: datetime) -> list[HandedOut]:
+def _of_claim(new: NewClaim, key: UUID, subscription: Subscription, invisible: timedelta) -> ClaimedBatch:
     claim_id = new.claim_id
     assert claim_id is not None
     places = range(1, len(new.messages) + 1)
-    return _handed_out(new.messages, [(0, claim_id, place) for place in places], key, subscription, now)
+    claimed = [(0, claim_id, place) for place in places]
+    messages = _handed_out(new.messages, claimed, key, subscription, new.claimed_at)
+    return ClaimedBatch(messages, new.more, new.claimed_at + invisible, goes_on=new.more)
 
 
 def _of_rows(stored: Sequence[StoredClaim], key: UUID, subscription: Subscription, now: datetime) -> list[HandedOut]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
 from app.pull import sweep
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
@@ -842,3 +842,36 @@ async def test_the_time_of_an_extension_or_a_retry_begins_when_it_is_written(
     [outcome] = await settling
     assert datetime.fromisoformat(outcome[answered]) == now + timedelta(seconds=20)
     assert await db.fetchval(f"select {column} from delivery_retry") == now + timedelta(seconds=20)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_the_time_of_a_claim_begins_when_it_has_the_cursor(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, dsn: str, goes_on: bool
+) -> None:
+    await publish(client, *(order(n) for n in range(3)))
+    if goes_on:
+        await consumer.ack(*await consumer.claim(max=1))
+        assert runtime.pulled["worker"].goes_on
+    other = await connect(dsn)
+    try:
+        async with other.transaction():
+            await other.execute("select from pull_cursor for update")
+            claiming = asyncio.create_task(
+                client.post("/subscriptions/worker/claim", json={"max": 1, "invisible_s": 1})
+            )
+            await until_waiting(db)
+            # The wait for the cursor is longer than the claim lasts.
+            await asyncio.sleep(1.5)
+            released = runtime.clock.now()
+    finally:
+        await other.close()
+    answer = (await claiming).json()
+    until = datetime.fromisoformat(answer["held_until"])
+    assert until > released + timedelta(seconds=0.9)
+    assert await db.fetchval("select (held_until, sweep_at) = ($1, $1) from pull_claim", until)
+    await sweep.step(runtime, released)
+    assert await consumer.ack(*answer["messages"]) == [200]
+    assert await db.fetchval("select count(*) from attempt") == 0
+    row = await db.fetchrow('select first_at, attempts from receipt order by "offset" desc limit 1')
+    assert row is not None
+    assert (row["first_at"], row["attempts"]) == (until - timedelta(seconds=1), 1)

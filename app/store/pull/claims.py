@@ -16,6 +16,8 @@ from app.store.subscriptions.subscriptions import COLUMNS, Subscription, subscri
 # A consumer that holds messages longer does so in delivery_retry: a claim keeps the checkpoint back. The nightly proof
 # knows those rows, and no claim.
 CLAIM_LASTS = timedelta(seconds=30)
+# A claim that waits longer than this for the cursor begins after the wait. A quarter of the shortest time of a claim.
+WAIT_COUNTED_S = 0.25
 # The most milliseconds of a receipt's duration; the nightly proof takes more for an error.
 DURATION_MOST_MS = 3_600_000
 
@@ -84,6 +86,7 @@ def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
     `matched` stops at the entry that fills the room, and reads at most `span` entries in log order. `bodies` is bounded
     by the bytes of bodies. `reach` is the offset that the cursor moves to, and whether there may be more. Without a
     full room it is the end of what was read, which only then is looked up. `more` is null if the claim must not read.
+    `waited` is how long the statement has waited for the lock on the cursor, by the database's own clock.
     """
     entries = f"""from outbox o where o."offset" > k."offset" order by o."offset" limit {span}"""
     return f"""cursor as materialized (
@@ -108,7 +111,9 @@ def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
 ), reach as materialized (
   select coalesce(c."offset", case when m.count >= {claimer["room"]} then m.last else s.last end) as "offset",
     case when exists (select from cursor)
-      then c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} end as more
+      then c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} end as more,
+    case when clock_timestamp() - statement_timestamp() >= interval '{WAIT_COUNTED_S} s'
+      then clock_timestamp() - statement_timestamp() else interval '0' end as waited
   from (select count(*), max("offset") as last from matched) m
   cross join (select min("offset") - 1 as "offset" from bodies where before >= {WINDOW_BYTES}) c
   cross join lateral (
@@ -128,12 +133,16 @@ MADE = {
 
 
 def claimed(claimer: Parameters, made: Mapping[str, str]) -> str:
-    """Return the last parts of a claim from the log: the row of the claim, the cursor's move, and the messages."""
+    """Return the last parts of a claim from the log: the row of the claim, the cursor's move, and the messages.
+
+    The times of the claim begin when the statement has the cursor, so that no wait for it shortens them.
+    """
+    waited = "(select r.waited from reach r)"
     row = {
         "subscription_id": claimer["subscription_id"],
-        "claimed_at": claimer["now"],
-        "held_until": claimer["held_until"],
-        "sweep_at": claimer["sweep_at"],
+        "claimed_at": f"{claimer['now']} + {waited}",
+        "held_until": f"{claimer['held_until']} + {waited}",
+        "sweep_at": f"{claimer['sweep_at']} + {waited}",
         **made,
     }
     return f"""made as (
@@ -143,10 +152,11 @@ def claimed(claimer: Parameters, made: Mapping[str, str]) -> str:
   update pull_cursor k set "offset" = r."offset" from reach r
   where k.subscription_id = {claimer["subscription_id"]} and k."offset" < r."offset"
 )
-select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more
+select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more,
+  null::timestamptz as claimed_at
 from made m cross join taken t
 union all
-select {", ".join(["null"] * len(LOGGED))}, null, r.more from reach r
+select {", ".join(["null"] * len(LOGGED))}, null, r.more, {claimer["now"]} + r.waited from reach r
 order by "offset" nulls last
 """  # noqa: S608 -- constants
 
@@ -288,11 +298,12 @@ class PulledSubscription:
 class NewClaim:
     """The messages of a claim from the log, in the order of offsets; `claim_id` is None if there are none.
 
-    `more`: the log goes on after what was read. `refused`: nothing was read, because the subscription was changed since
-    it was read itself, or because something else comes first.
+    `claimed_at`: when the claim had the cursor. `more`: the log goes on after what was read. `refused`: nothing was
+    read, because the subscription was changed since it was read itself, or because something else comes first.
     """
 
     claim_id: int | None
+    claimed_at: datetime
     messages: list[Outgoing]
     more: bool
     refused: bool
@@ -400,6 +411,7 @@ def new_claim(found: Sequence[Record]) -> NewClaim:
     logged = len(LOGGED)
     return NewClaim(
         rows[0]["claim_id"] if rows else None,
+        last["claimed_at"],
         [Outgoing(*row[:logged]) for row in rows],
         more=bool(last["more"]),
         refused=last["more"] is None,
