@@ -132,6 +132,54 @@ async def test_a_day_that_is_being_removed_is_neither_claimed_nor_settled_and_op
     assert await consumer.ack(again) == [200]
 
 
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_day_that_is_being_removed_keeps_no_message_of_another_day_from_coming_again(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, settled: bool
+) -> None:
+    [old] = await publish(client, order(1))
+    await go_to(runtime, db, OLD_TIME + timedelta(days=1))
+    [new] = await publish(client, order(2))
+    claimed = await consumer.claim(max=2)
+    assert [one["offset"] for one in claimed] == [old, new]
+    if settled:
+        assert await consumer.ack(claimed[0]) == [200]
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    for _ in range(2):
+        await sweep_after(runtime, 40)
+        assert await db.fetch('select "offset", attempts from delivery_retry') == [(new, 1)]
+    # What is not settled waits in the claim, before the checkpoint.
+    left = await db.fetch("select lowest, settled from pull_claim")
+    assert left == ([] if settled else [(old, [2])])
+    assert (await db.fetchval('select min("offset") from checkpoint') >= new) is settled
+    runtime.clock.fixed += timedelta(seconds=50)
+    [again] = await consumer.claim()
+    assert (again["offset"], again["attempt"]) == (new, 2)
+    assert await consumer.ack(claimed[1], again) == [409, 200]
+    await db.execute("update day set state = 'open' where day = $1", DAY)
+    await sweep_after(runtime)
+    assert [(one["offset"], one["attempt"]) for one in await consumer.claim()] == ([] if settled else [(old, 2)])
+    assert await db.fetchval("select count(*) from pull_claim") == 0
+
+
+@pytest.mark.parametrize("lasts_s", [10, 600])
+async def test_what_is_left_in_a_claim_goes_with_its_day(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, lasts_s: int
+) -> None:
+    [old] = await publish(client, order(1))
+    await go_to(runtime, db, OLD_TIME + timedelta(days=1))
+    await publish(client, order(2))
+    claimed = await consumer.claim(max=2, invisible_s=lasts_s)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    await sweep_after(runtime, 40)
+    assert await db.fetchval("select count(*) from pull_claim") == 1
+    await retention_loop.step(runtime, MUCH_LATER)
+    await sweep_after(runtime, 40)
+    assert await db.fetchval("select count(*) from pull_claim") == 0
+    assert await dead(db) == [old]
+    runtime.clock.fixed += timedelta(seconds=50)
+    assert await consumer.ack(*claimed) == [409, 409 if lasts_s == 10 else 200]
+
+
 async def test_stored_messages_of_a_day_that_is_being_removed_are_neither_claimed_nor_settled(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:

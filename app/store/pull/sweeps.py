@@ -11,28 +11,43 @@ from app.store.pull.held_retries import Ctid
 CLAIMS_AT_ONCE = 4
 ROWS_AT_ONCE = 500
 
+# What of a claim {0} is not settled, and whether its day is being removed.
+_LEFT = """unnest({0}.transaction_ids, {0}.positions) with ordinality as m(transaction_id, position, n)
+cross join lateral (
+  select exists (select from closing d where d.low <= m.transaction_id and d.high > m.transaction_id) as waits
+) w"""
+
 # A claim whose time is over, or that lasts long: it is deleted, and the caller settles what it had in the same database
-# transaction. Served by pull_claim_sweep; other workers skip it. A claim with messages of a day that is being removed
-# waits: upkeep makes dead letters of them, or opens the day again. Messages of a day that is gone are left out.
+# transaction. Served by pull_claim_sweep; other workers skip it. Messages of a day that is being removed wait in their
+# claim: upkeep makes dead letters of them, or opens the day again. The others are taken out of it. Messages of a day
+# that is gone are left out.
 TAKE_OVER = f"""
-with over as materialized (
-  select c.* from pull_claim c
-  where c.sweep_at <= $1 and not exists (
-    select from day d, unnest(c.transaction_ids) t
-    where d.state = 'archiving' and t >= d.low and t < d.high
+with closing as materialized (
+  select low, high from day where state = 'archiving'
+), over as materialized (
+  select c.*, exists (select from {_LEFT.format("c")} where w.waits and m.n <> all(c.settled)) as waits
+  from pull_claim c
+  where c.sweep_at <= $1 and (
+    exists (select from {_LEFT.format("c")} where not w.waits and m.n <> all(c.settled))
+    or not exists (select from {_LEFT.format("c")} where w.waits and m.n <> all(c.settled))
   )
   order by c.sweep_at limit {CLAIMS_AT_ONCE} for update skip locked
 ), gone as (
   delete from pull_claim c using over v
-  where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id
+  where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id and not v.waits
+), kept as (
+  update pull_claim c set settled = c.settled || array(
+    select m.n::smallint from {_LEFT.format("v")} where not w.waits and m.n <> all(v.settled)
+  )
+  from over v
+  where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id and v.waits
 )
 select c.subscription_id, c.claim_id, c.claimed_at, c.held_until, o.transaction_id, o.position, o."offset", o.topic,
   o.key, o.due_at, o.committed_at
-from over c cross join lateral unnest(c.transaction_ids, c.positions) with ordinality as m(transaction_id, position, n)
-cross join lateral (
+from over c cross join lateral {_LEFT.format("c")} cross join lateral (
   select * from outbox o where o.transaction_id = m.transaction_id and o.position = m.position offset 0
 ) o
-where m.n <> all(c.settled)
+where not w.waits and m.n <> all(c.settled)
 order by c.subscription_id, o."offset"
 """  # noqa: S608 -- a number of ours
 
