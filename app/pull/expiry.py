@@ -136,7 +136,7 @@ async def _expire(
         await waiting_limits.note(connection, subscription.subscription_id, left, used, again=len(gone) >= AT_ONCE)
         approaching = used >= ANNOUNCED_FROM > turn.used
         also = [_approaching(subscription, waiting, now)] if approaching else []
-        published = await record(connection, gone, {subscription.subscription_id: subscription.name}, now, also=also)
+        _, published = await record(connection, gone, {subscription.subscription_id: subscription.name}, now, also=also)
     return gone, published
 
 

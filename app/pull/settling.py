@@ -87,11 +87,13 @@ async def acknowledge(
         wanted = [handles[n] for n in rest]
         async with connection.transaction():
             held = await held_retries.lock_held(connection, subscription_id, wanted, now)
+            left: set[int] = set()
             if held:
                 settled = [acknowledged(_of_row(wanted[index], row), wanted[index], now) for index, row in held.items()]
-                await settle_held(connection, settled, now)
-        for index in held:
-            found[rest[index]] = ACKNOWLEDGED
+                left = await settle_held(connection, settled, now)
+        for place, index in enumerate(held):
+            if place not in left:
+                found[rest[index]] = ACKNOWLEDGED
     rest = [n for n, one in enumerate(found) if one is None]
     if rest:
         for index in await held_retries.acknowledged(connection, subscription_id, [handles[n] for n in rest]):
@@ -121,7 +123,9 @@ async def give_back(
             for n, message in held.items()
         }
         names = {subscription.subscription_id: subscription.name}
-        published = await record(connection, list(settled.values()), names, now)
+        recorded, published = await record(connection, list(settled.values()), names, now)
+        by_place = list(settled.items())
+        settled = dict(by_place[place] for place in recorded)
     for one in settled.values():
         _log(subscription.name, one)
     given_back = [GivenBack(settled[n].due_at, settled[n].what) if n in settled else None for n in range(len(handles))]
@@ -177,15 +181,17 @@ async def record(
     now: datetime,
     *,
     also: Sequence[Announcement | None] = (),
-) -> bool:
+) -> tuple[list[int], bool]:
     """Settle messages and announce dead letters, and `also` others; return whether any was announced.
 
+    Return before it the indexes of what was recorded: upkeep may have closed a day since the messages were locked.
     `names`: of subscriptions, by id. Needs a database transaction, and is its last statement.
     """
-    if settled:
-        await settle_held(connection, settled, now)
-    dead = [_dead_letter(names[one.subscription_id], one, now) for one in settled if one.result is DEAD]
-    return bool(await announce(connection, [one for one in (*dead, *also) if one is not None], now))
+    left = await settle_held(connection, settled, now) if settled else set()
+    recorded = [n for n in range(len(settled)) if n not in left]
+    of_dead = [settled[n] for n in recorded if settled[n].result is DEAD]
+    dead = [_dead_letter(names[one.subscription_id], one, now) for one in of_dead]
+    return recorded, bool(await announce(connection, [one for one in (*dead, *also) if one is not None], now))
 
 
 def _log(name: str, settlement: HeldSettlement) -> None:

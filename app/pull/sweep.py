@@ -39,20 +39,20 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
             for subscription_id, held in _still_held(subscriptions, taken, now).items():
                 await held_retries.hold(connection, subscription_id, held)
             names = {one.subscription_id: one.name for one in subscriptions.values()}
-            published = await record(connection, settled, names, now)
+            recorded, published = await record(connection, settled, names, now)
         if subscriptions:
             await sweeps.move_checkpoints(connection, now)
             follows = await feed_replays(connection, list(subscriptions), now)
             follows = await expire(runtime, connection, now) or follows
     if published:
         runtime.wake_ups.published()
-    if settled:
+    if recorded:
         runtime.wake_ups.claimable()
-    for name, times in Counter(names[one.subscription_id] for one in settled).items():
+    for name, times in Counter(names[settled[n].subscription_id] for n in recorded).items():
         log.info("claims_lapsed", subscription=name, messages=times)
         runtime.metrics.relay.deliveries.labels(name, "failed").inc(times)
     more = bool(taken) or len(lapsed) >= sweeps.ROWS_AT_ONCE or follows
-    return StepResult(len(settled), more, within_s=EVERY_S)
+    return StepResult(len(recorded), more, within_s=EVERY_S)
 
 
 def _still_held(

@@ -8,12 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
+from app.delivery import Refused
+from app.pull import settling, sweep
+from app.pull.handles import opened
 from app.pull.settlements import Held, acknowledged, failed, refused
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
-from app.store.pull.claims import HeldMessage
-from app.store.pull.settles import settle_held
+from app.store.pull import sweeps
+from app.store.pull.claims import HeldMessage, PulledSubscription, pulled
+from app.store.pull.settles import SETTLE, settle_held
 from tests.support.consumers import Consumer, put_pulled, sweep_after
 from tests.support.days import go_to, long_ago, post_end, post_half
 from tests.support.relay_stepping import order, publish
@@ -228,3 +232,78 @@ async def test_what_is_settled_while_its_day_closes_leaves_nothing(
             for name in ("receipt", "delivery_retry", "dead_letter", "attempt")
         }
         assert {name for name, count in counts.items() if count} == written
+
+
+class _ClosesDay:
+    """A connection that closes the day before a statement settles what was locked, as a forced close would."""
+
+    def __init__(self, connection: Connection, other: Connection) -> None:
+        self._connection, self._other = connection, other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, statement: str, *arguments: Any) -> str:
+        await self._close(statement)
+        return str(await self._connection.execute(statement, *arguments))
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[Any]:
+        await self._close(statement)
+        return list(await self._connection.fetch(statement, *arguments))
+
+    async def _close(self, statement: str) -> None:
+        if statement == SETTLE:
+            await self._other.execute("update day set state = 'archiving' where day = $1", DAY)
+
+
+@pytest.mark.parametrize("held_in", ["a claim", "a row"])
+@pytest.mark.parametrize("how", ["retry", "dead", "delivered"])
+async def test_what_a_closing_day_keeps_from_being_recorded_is_not_held(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, dsn: str, how: str, held_in: str
+) -> None:
+    """A settlement whose day is closed after the message was locked is refused, unless it is recorded."""
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    if held_in == "a row":
+        await consumer.settle("extend", message["handle"], invisible_s=600)
+    known = await pulled(db, "worker")
+    assert isinstance(known, PulledSubscription)
+    subscription, clock = known.subscription, runtime.clock
+    handle = opened(message["handle"], lambda _: known.handle_key)
+    assert handle is not None
+    other = await connect(dsn)
+    try:
+        closing: Any = _ClosesDay(db, other)
+        if how == "delivered":
+            found: Any = await settling.acknowledge(closing, subscription, [handle], clock.now())
+        else:
+            outcome = failed("no paper") if how == "retry" else Refused("no paper", "no paper", None, None, 0)
+            found, _ = await settling.give_back(closing, subscription, [handle], outcome, clock)
+    finally:
+        await other.close()
+    closed = await db.fetchval(DAY_STATE, DAY) == "archiving"
+    # An acknowledgement of a claim is one statement. A row that is given back is changed; upkeep finds it afterwards.
+    assert closed is not (how == "delivered" and held_in == "a claim")
+    recorded = not closed or (how != "delivered" and held_in == "a row")
+    assert [one is not None for one in found] == [recorded]
+    receipts = await db.fetchval("select count(*) from receipt")
+    assert (receipts, await dead(db) != []) == (int(not closed), how == "dead" and recorded)
+    assert await db.fetchval("select count(*) from delivery_retry") == (held_in == "a row" and how != "dead")
+
+
+async def test_what_a_closing_day_keeps_a_sweep_from_recording_is_not_counted(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    await publish(client, order(1))
+    await consumer.claim(invisible_s=1)
+    subscription_id = await db.fetchval("select subscription_id from subscription")
+    other = await connect(dsn)
+    try:
+        closing: Any = _ClosesDay(db, other)
+        async with db.transaction():
+            [lapsed] = await sweeps.take_over(db, OLD_TIME + timedelta(seconds=5))
+            settled = sweep._settled(await sweeps.pulled(db), [lapsed], [], OLD_TIME + timedelta(seconds=5))
+            names = {subscription_id: "worker"}
+            assert await settling.record(closing, settled, names, OLD_TIME) == ([], False)
+    finally:
+        await other.close()

@@ -65,15 +65,21 @@ _ATTEMPT = same("transaction_id", "position", "subscription_id", "duration_ms", 
 # could be planned as a read of all rows of the subscription for each one. A row with a copy of its message goes on
 # without its day, but gets no receipt and no attempt. What was given back before the work leaves no attempt either:
 # there can be many, and they use up none. Primary keys otherwise.
+# What upkeep has closed the day of since the message was locked is not recorded, and returned: a message that a claim
+# had is a dead letter by then, and the row of one that was acknowledged becomes one. `kept` looks a row up only then.
 SETTLE = f"""
-with asked as materialized (
+with days as materialized (
   select a.*, exists (
     select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open'
   ) as open
-  from {SETTLED.unnest("a")}
+  from {SETTLED.unnest("a", ordinality="n")}
+), asked as materialized (
+  select a.*, case when a.open then true when a.at is null then false when a.result <> 'delivered' then true
+    else exists (select from delivery_retry r where r.ctid = a.at and r.body is not null) end as kept
+  from days a
 ), finished as (
   delete from delivery_retry r
-  where r.ctid = any(array(select at from asked where at is not null and result in ('delivered', 'dead')))
+  where r.ctid = any(array(select at from asked where at is not null and result in ('delivered', 'dead') and kept))
   returning {selected(same(*_MESSAGE, *_COPY, of="r"))}
 ), postponed as (
   update delivery_retry r set attempts = a.attempts, first_at = a.first_at, due_at = a.due_at, leased_until = null,
@@ -88,9 +94,11 @@ with asked as materialized (
   {insert("dead_letter", _DEAD_LETTER, "from asked a")}
   left join finished f on f.subscription_id = a.subscription_id and f.replay = a.replay
     and f.transaction_id = a.transaction_id and f.position = a.position
-  where a.result = 'dead' and (a.at is not null or a.open) on conflict do nothing
+  where a.result = 'dead' and a.kept on conflict do nothing
+), attempted as (
+  {insert("attempt", _ATTEMPT, "from asked a where a.what <> 'postponed' and a.open")}
 )
-{insert("attempt", _ATTEMPT, "from asked a where a.what <> 'postponed' and a.open")}
+select n::int from asked where not kept
 """  # noqa: S608 -- constants
 
 
@@ -123,6 +131,10 @@ class HeldSettlement:
     reason: str | None = None
 
 
-async def settle_held(connection: Connection, settled: Sequence[HeldSettlement], now: datetime) -> None:
-    """Record settlements. Needs the database transaction in which the rows were locked, or taken from their claims."""
-    await connection.execute(SETTLE, now, *SETTLED.arrays(settled))
+async def settle_held(connection: Connection, settled: Sequence[HeldSettlement], now: datetime) -> set[int]:
+    """Record settlements; return the indexes of those that were not recorded, because their day was closed meanwhile.
+
+    Needs the database transaction in which the rows were locked, or taken from their claims.
+    """
+    rows = await connection.fetch(SETTLE, now, *SETTLED.arrays(settled))
+    return {row["n"] - 1 for row in rows}
