@@ -19,50 +19,12 @@ from app.database.connection import Connection
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
-from tests.sdk.coordinators import Scripted, answer, problem
+from tests.sdk.coordinators import answer, problem
 from tests.sdk.crashes import Connections, Crash
 from tests.sdk.in_process import FromThreads, service
+from tests.sdk.pulled import ACK, CLAIM, EXTEND, NACK, URL, claimed, outcomes, scripted
 from tests.support.consumers import lapse, put_pulled
 from tests.support.relay_stepping import order, publish
-
-URL = "http://localhost"
-CLAIM, ACK, NACK, EXTEND = (f"/subscriptions/worker/{act}" for act in ("claim", "ack", "nack", "extend"))
-
-
-def claimed(*numbers: int, key: str | None = None) -> httpx.Response:
-    messages = [
-        {
-            "handle": f"h{number}",
-            "message_id": f"019a9f1c-1030-7b1e-8f00-1030a1030a10-{number}",
-            "offset": number,
-            "producer_group": "shop",
-            "topic": "order",
-            "key": key,
-            "tag": None,
-            "headers": {},
-            "content_type": "application/json",
-            "committed_at": "2026-11-21T08:00:00Z",
-            "attempt": 1,
-            "replay": None,
-            "body": number,
-        }
-        for number in numbers
-    ]
-    return answer(200, {"messages": messages, "held_until": "2026-11-21T08:01:00Z", "more": False})
-
-
-def outcomes(request: httpx.Request) -> httpx.Response:
-    handles = httpx.Response(200, content=request.content).json()["handles"]
-    return answer(200, {"outcomes": [{"status": 200} for _ in handles]})
-
-
-def scripted(*claims: httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]) -> Scripted:
-    return Scripted(
-        {
-            CLAIM: list(claims),
-            **{f"/subscriptions/worker/{act}": [outcomes] for act in ("ack", "nack", "extend", "reject")},
-        }
-    )
 
 
 @pytest.fixture
