@@ -17,6 +17,7 @@ from halfnote.consuming import (
     EXTENDED_AFTER,
     FAILED,
     LEFT,
+    NOT_BEGUN,
     Consuming,
     HeldMessage,
     error_of,
@@ -80,8 +81,7 @@ class Consumer:
                 for one in held:
                     if self._stopping.is_set():
                         return
-                    if one.handle in self._held:
-                        self._begun.add(one.handle)
+                    if await self._begins(one):
                         yield one.message
                         await self._acknowledge(one)
                 await self._acknowledged()
@@ -140,11 +140,8 @@ class Consumer:
         """Handle messages one after the other; after one that failed, give the others back."""
         async with free:
             for n, one in enumerate(lane):
-                if self._stopping.is_set():
+                if self._stopping.is_set() or not await self._begins(one):
                     return
-                if one.handle not in self._held:
-                    continue
-                self._begun.add(one.handle)
                 try:
                     await take(one.message)
                 except Reject as rejected:
@@ -160,6 +157,15 @@ class Consumer:
                     return
                 else:
                     await self._acknowledge(one)
+
+    async def _begins(self, one: HeldMessage) -> bool:
+        """Begin the work on a message, or give back what must not be begun any more and return False."""
+        if one.handle in self._held and self._consuming.may_begin(one):
+            self._begun.add(one.handle)
+            return True
+        if over := self._consuming.over(self._held, self._begun):
+            await self._settle("nack", over, begun=False, error=NOT_BEGUN)
+        return False
 
     async def _acknowledge(self, one: HeldMessage) -> None:
         """Begin to acknowledge a message: at once, or with others that wait for the answer to the request before."""
@@ -222,13 +228,12 @@ class Consumer:
     async def _keep(self) -> None:
         """Extend the lease of what is held; forget what is not held any more."""
         while True:
-            invisible_s = self._consuming.invisible_s
-            await asyncio.sleep(invisible_s * EXTENDED_AFTER)
+            await asyncio.sleep(self._consuming.invisible_s * EXTENDED_AFTER)
             held = [*self._done.values(), *self._held.values()]
             if not held:
                 continue
             try:
-                lost = await self._driver.run(self._consuming.settled("extend", held, invisible_s=invisible_s))
+                lost = await self._driver.run(self._consuming.extended(held))
             except HalfnoteError as error:
                 log.warning("%s", error)
                 continue
@@ -237,7 +242,9 @@ class Consumer:
                 log.exception("leases were not extended")
                 continue
             for one in lost:
-                self._held.pop(one.handle, None)
+                # One that is being acknowledged is lost only if that is refused.
+                if self._held.pop(one.handle, None) is not None:
+                    one.lane.is_lost = True
 
     async def _settle(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> None:
         """Settle messages. What fails is logged: they come again."""
@@ -253,6 +260,8 @@ class Consumer:
         finally:
             for one in held:
                 self._done.pop(one.handle, None)
+        for one in lost:
+            one.lane.is_lost = True
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 

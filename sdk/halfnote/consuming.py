@@ -4,9 +4,9 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from halfnote.errors import Refused, StillRunning
@@ -15,6 +15,7 @@ from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
 from halfnote.times import instant
 
+T = TypeVar("T")
 log = logging.getLogger("halfnote")
 
 # How long messages are held, if the caller does not say.
@@ -26,16 +27,26 @@ ERROR_MAX = 500
 # When a message comes again that another consumer still works on.
 RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
+NOT_BEGUN = "its time, or that of another message of its key, was over before the work on it began"
 LEFT = "%d messages were not settled (%s), and come again: %s"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
+class Lane:
+    """The messages of one key in a claim. `is_lost`: one of them comes again, before those that are not begun yet."""
+
+    is_lost: bool = False
+
+
+@dataclass(eq=False)
 class HeldMessage:
-    """A claimed message with its handle."""
+    """A claimed message with its handle. `until`: when its time is over, unless it is held for longer by then."""
 
     message: Message
     handle: str
+    lane: Lane
+    until: float
 
 
 class Consuming:
@@ -69,22 +80,37 @@ class Consuming:
         while True:
             content = {**most, "invisible_s": self.invisible_s, "wait_s": wait_s}
             request = self._post("claim", content, timeout_s)
+            claim = asked(
+                "a claim of messages", request, within_s=timeout_s, clock=self._clock, attempts=1, read=_claim_of
+            )
             try:
-                answer = yield from asked(
-                    "a claim of messages",
-                    request,
-                    within_s=timeout_s,
-                    clock=self._clock,
-                    attempts=1,
-                    read=_claim_of,
-                )
+                answer, sent_at = yield from _dated(claim, self._clock)
             except Refused as refused:
                 if not self._is_lowered or refused.field != "invisible_s" or self.invisible_s <= 1:
                     raise
                 # The service allows less (HALFNOTE_CLAIM_HELD_MAX_S), and the caller has not asked for so much.
                 self.invisible_s = max(1.0, self.invisible_s / 2)
                 continue
-            return [HeldMessage(self._message(found), found["handle"]) for found in answer.content["messages"]]
+            # The time began between request and answer. A claim may have waited, so its answer is taken to be not older
+            # than a part of the lease.
+            since = max(sent_at, self._clock() - self.invisible_s * EXTENDED_AFTER)
+            return self._held(answer.content["messages"], since + self.invisible_s)
+
+    def extended(self, held: Sequence[HeldMessage]) -> Exchange[list[HeldMessage]]:
+        """Hold messages for longer; return those that were not held any more. Raises Refused or Unconfirmed."""
+        invisible_s = self.invisible_s
+        lost, sent_at = yield from _dated(self.settled("extend", held, invisible_s=invisible_s), self._clock)
+        for one in set(held).difference(lost):
+            one.until = sent_at + invisible_s
+        return lost
+
+    def may_begin(self, one: HeldMessage) -> bool:
+        """Return whether a message is surely held still, and no other of its key was lost."""
+        return not one.lane.is_lost and self._clock() < one.until
+
+    def over(self, held: Mapping[str, HeldMessage], begun: Collection[str]) -> list[HeldMessage]:
+        """Return what must not be begun any more, of those that are held by handle; `begun`: handles."""
+        return [one for one in list(held.values()) if one.handle not in begun and not self.may_begin(one)]
 
     def settled(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> Exchange[list[HeldMessage]]:
         """Acknowledge, give back, reject or extend; return those that were not held any more.
@@ -99,6 +125,18 @@ class Consuming:
     def _post(self, act: str, content: Mapping[str, Any], timeout_s: float) -> Request:
         path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"
         return Request("POST", path, json.dumps(content).encode(), timeout_s)
+
+    def _held(self, messages: Sequence[Mapping[str, Any]], until: float) -> list[HeldMessage]:
+        lanes: dict[str, Lane] = {}
+        return [
+            HeldMessage(
+                self._message(found),
+                found["handle"],
+                Lane() if (key := found.get("key")) is None else lanes.setdefault(key, Lane()),
+                until,
+            )
+            for found in messages
+        ]
 
     def _message(self, found: Mapping[str, Any]) -> Message:
         body: bytes = base64.b64decode(found["body_base64"]) if "body_base64" in found else found["body"]
@@ -122,6 +160,18 @@ class Consuming:
         )
 
 
+def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:
+    """Run an exchange; return its result, and when its last request began."""
+    sent_at = clock()
+    try:
+        effect = next(exchange)
+        while True:
+            sent_at = clock()
+            effect = exchange.send((yield effect))
+    except StopIteration as stop:
+        return stop.value, sent_at
+
+
 def _claim_of(content: bytes) -> Mapping[str, Any]:
     """Return the answer to a claim; the `body` of each message is JSON in bytes, as the producer sent it."""
     text = JsonText(content)
@@ -137,10 +187,9 @@ def _claim_of(content: bytes) -> Mapping[str, Any]:
 
 def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
     """Return the messages of each key in their order, and each message without a key alone."""
-    lanes: dict[Any, list[HeldMessage]] = {}
-    for number, one in enumerate(held):
-        key = number if one.message.key is None else one.message.key
-        lanes.setdefault(key, []).append(one)
+    lanes: dict[Lane, list[HeldMessage]] = {}
+    for one in held:
+        lanes.setdefault(one.lane, []).append(one)
     return list(lanes.values())
 
 

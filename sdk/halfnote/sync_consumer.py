@@ -15,6 +15,7 @@ from halfnote.consuming import (
     EXTENDED_AFTER,
     FAILED,
     LEFT,
+    NOT_BEGUN,
     Consuming,
     HeldMessage,
     error_of,
@@ -84,8 +85,7 @@ class SyncConsumer:
                 for one in held:
                     if self._stopping.is_set():
                         return
-                    if one.handle in self._held:
-                        self._begun.add(one.handle)
+                    if self._begins(one):
                         yield one.message
                         self._acknowledge(one)
                 self._acknowledged()
@@ -131,11 +131,8 @@ class SyncConsumer:
     def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any]) -> None:
         """Handle messages one after the other; after one that failed, give the others back."""
         for n, one in enumerate(lane):
-            if self._stopping.is_set():
+            if self._stopping.is_set() or not self._begins(one):
                 return
-            if one.handle not in self._held:
-                continue
-            self._begun.add(one.handle)
             try:
                 not_awaitable(take(one.message))
             except Reject as rejected:
@@ -149,6 +146,15 @@ class SyncConsumer:
                 return
             else:
                 self._acknowledge(one)
+
+    def _begins(self, one: HeldMessage) -> bool:
+        """Begin the work on a message, or give back what must not be begun any more and return False."""
+        if one.handle in self._held and self._consuming.may_begin(one):
+            self._begun.add(one.handle)
+            return True
+        if over := self._consuming.over(self._held, self._begun):
+            self._settle("nack", over, begun=False, error=NOT_BEGUN)
+        return False
 
     def _acknowledge(self, one: HeldMessage) -> None:
         """Begin to acknowledge a message: at once, or with others that wait for the answer to the request before."""
@@ -203,12 +209,11 @@ class SyncConsumer:
     def _keep(self) -> None:
         """Extend the lease of what is held; forget what is not held any more."""
         while not self._closing.wait(self._consuming.invisible_s * EXTENDED_AFTER):
-            invisible_s = self._consuming.invisible_s
             held = [*self._done.values(), *self._held.values()]
             if not held:
                 continue
             try:
-                lost = self._driver.run(self._consuming.settled("extend", held, invisible_s=invisible_s))
+                lost = self._driver.run(self._consuming.extended(held))
             except HalfnoteError as error:
                 log.warning("%s", error)
                 continue
@@ -217,7 +222,9 @@ class SyncConsumer:
                 log.exception("leases were not extended")
                 continue
             for one in lost:
-                self._held.pop(one.handle, None)
+                # One that is being acknowledged is lost only if that is refused.
+                if self._held.pop(one.handle, None) is not None:
+                    one.lane.is_lost = True
 
     def _settle(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> None:
         """Settle messages. What fails is logged: they come again."""
@@ -233,6 +240,8 @@ class SyncConsumer:
         finally:
             for one in held:
                 self._done.pop(one.handle, None)
+        for one in lost:
+            one.lane.is_lost = True
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
