@@ -108,10 +108,15 @@ class SyncConsumer:
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         self._give_back(None)
+        leaves = threading.Event()
         with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
-            while held := self._claim():
-                list(threads.map(lambda lane: self._lane(lane, take), lanes_of(held)))
-                self._acknowledged()
+            try:
+                while held := self._claim():
+                    list(threads.map(lambda lane: self._lane(lane, take, leaves), lanes_of(held)))
+                    self._acknowledged()
+            finally:
+                # After an exception of this thread, such as KeyboardInterrupt, the executor waits for what has begun.
+                leaves.set()
         self._give_back(None)
 
     def stop(self) -> None:
@@ -128,10 +133,10 @@ class SyncConsumer:
         self._poster.shutdown()
         self._driver.close(0)
 
-    def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any]) -> None:
+    def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any], leaves: threading.Event) -> None:
         """Handle messages one after the other; after one that failed, give the others back."""
         for n, one in enumerate(lane):
-            if self._stopping.is_set() or not self._begins(one):
+            if leaves.is_set() or self._stopping.is_set() or not self._begins(one):
                 return
             try:
                 not_awaitable(take(one.message))

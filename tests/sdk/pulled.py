@@ -1,6 +1,7 @@
 """Answers of a coordinator to a consumer that claims from the subscription `worker`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
@@ -13,7 +14,7 @@ CLAIM, ACK, NACK, EXTEND, REJECT = (f"/subscriptions/worker/{act}" for act in AC
 
 def claimed(*numbers: int, key: str | None = None) -> httpx.Response:
     """Return the answer to a claim: messages with these numbers as bodies and offsets, all of one key."""
-    messages = [
+    messages: list[dict[str, Any]] = [
         {
             "handle": f"h{number}",
             "message_id": f"019a9f1c-1030-7b1e-8f00-1030a1030a10-{number}",

@@ -1,7 +1,11 @@
 """Consumers that claim: acknowledge after the work, give back what failed, hold for longer, and stop cleanly."""
 
 import asyncio
+import signal
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -548,6 +552,51 @@ async def test_a_sync_lease_is_extended_and_a_sync_stop_gives_back() -> None:
     assert await asyncio.wait_for(asyncio.to_thread(loop), 60) == [1]
     assert set(coordinator.asked(EXTEND)[0]["handles"]) == {"h1", "h2"}
     assert [(one["handles"], one["begun"]) for one in coordinator.asked(NACK)] == [(["h2"], False)]
+
+
+class Interrupted(BaseException):
+    """Raised by a signal's handler."""
+
+
+def in_main_thread(file: str, function: str) -> bool:
+    """Return whether the main thread is in a function of `concurrent.futures`."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    codes = [one.f_code for one, _ in traceback.walk_stack(frame)]
+    return any(code.co_filename.endswith(f"futures/{file}") and code.co_name == function for code in codes)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_signal_ends_a_run_of_threads_after_the_handler_under_way(goes_on: bool) -> None:
+    coordinator = scripted(claimed(1, 2, 3, key="a"), claimed(4))
+    handled: list[Any] = []
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def handler(message: Message) -> None:
+        handled.append(message.json())
+        if message.json() == 4:
+            consumer.stop()
+        if message.json() > 1:
+            return
+        while not in_main_thread("_base.py", "result"):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        while not in_main_thread("thread.py", "shutdown"):
+            time.sleep(0.01)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with SyncConsumer(URL, "worker", transport=coordinator.transport()) as consumer:
+            with pytest.raises(Interrupted):
+                consumer.run(handler)
+            if goes_on:
+                consumer.run(handler)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == [1, 4][: 1 + goes_on]
+    assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"], ["h4"]][: 1 + goes_on]
+    assert [(one["handles"], one["begun"]) for one in coordinator.asked(NACK)] == [(["h2", "h3"], False)]
 
 
 async def test_an_inbox_needs_an_own_handler_and_plain_functions_are_not_awaited() -> None:
