@@ -1,13 +1,17 @@
 """Consumers of RocketMQ 4 that begin a queue again: at another gateway process, or while a message is given back."""
 
 import asyncio
+import time
+from itertools import pairwise
 
 import httpx
 import pytest
 
 from app.database.connection import Connection
 from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.remoting.claim_queues import ClaimQueue, QueueName
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
+from app.rocketmq.remoting.pulling import HELD_MAX
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.support.refusing_service import RefusingService
 from tests.support.remoting import RemotingPeer, read_messages, remoting_over
@@ -85,6 +89,55 @@ async def test_what_a_consumer_dropped_meanwhile_is_not_acknowledged(
         await back.close()
 
 
+@pytest.mark.parametrize("elsewhere", [[b"c"], [b"c", b"d"]], ids=["fewer", "as many"])
+@pytest.mark.parametrize("by_pull", [True, False], ids=["pull", "commit"])
+async def test_what_a_consumer_did_not_get_is_not_acknowledged_when_it_went_on_at_another_process(
+    client: httpx.AsyncClient, db: Connection, elsewhere: list[bytes], by_pull: bool
+) -> None:
+    async with remoting_over(client._transport) as (gateway, first), remoting_over(client._transport) as (_, second):
+        peer = await connected(first, "test@1")
+        offset = await begun(peer)
+        await sent(peer, b"a", b"b")
+        # The connection ends before the answer arrives.
+        assert await pulled(peer, offset) == [b"a", b"b"]
+        await left(gateway, peer)
+        # At another process it goes on with the offset that it has.
+        other = await connected(second, "test@1")
+        await sent(other, *elsewhere)
+        answer = await other.pull(offset)
+        assert [one.body for one in read_messages(answer.body)] == elsewhere
+        offset = int(answer.fields["nextBeginOffset"])
+        await other.commit(offset)
+        await other.close()
+        assert await acknowledged(db) == len(elsewhere)
+        back = await connected(first, "test@1")
+        if not by_pull:
+            await back.commit(offset)
+        found: set[bytes] = set()
+        async with asyncio.timeout(30):
+            while found != {b"a", b"b"}:
+                answer = await back.pull(offset, commitOffset=offset)
+                found |= {one.body for one in read_messages(answer.body)}
+                assert await acknowledged(db) <= len(elsewhere) + len(found)
+                offset = int(answer.fields["nextBeginOffset"])
+                await asyncio.sleep(0.05)
+        await back.commit(offset)
+        assert await acknowledged(db) == len(elsewhere) + 2
+        await back.close()
+
+
+def test_a_queue_begins_above_what_another_process_gave_whatever_the_clocks_say() -> None:
+    name = QueueName("points", "order", 0)
+    later = int((time.time() + 3600) * 1000) << 20
+    for after in (later, 1, 0):
+        queues = [ClaimQueue(name, "points@order", after) for _ in range(100)]
+        begins = sorted(queue.next_offset for queue in queues)
+        # The other process may have given as many above that offset that the client did not get.
+        assert begins[0] > after + HELD_MAX
+        assert all(above - below > HELD_MAX for below, above in pairwise(begins))
+        assert all(queue.gave(after) and not queue.gave(after + 1) for queue in queues)
+
+
 async def test_a_queue_begins_at_offsets_that_no_process_gave_before(client: httpx.AsyncClient) -> None:
     given: list[int] = []
     for _ in range(3):
@@ -98,7 +151,7 @@ async def test_a_queue_begins_at_offsets_that_no_process_gave_before(client: htt
             await peer.commit(offset + len(taken))
             given.append(await begun(peer))
             await peer.close()
-    assert given == sorted(set(given))
+    assert len(set(given)) == len(given)
 
 
 async def test_a_message_that_could_not_be_given_back_before_is_not_acknowledged(

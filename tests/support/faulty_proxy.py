@@ -60,6 +60,10 @@ class FaultyProxy:
         for writer in self._open:
             writer.transport.abort()
 
+    def lead_to(self, port: int) -> None:
+        """Forward connections that come from now on to another server."""
+        self._to = port
+
     def hold(self) -> None:
         """Forward nothing, and keep all connections open."""
         self._forwarding.clear()

@@ -87,6 +87,8 @@ class RemotingPeer:
         self._reader, self.writer, self._access = reader, writer, access
         self.client_id = f"test@{uuid4()}"
         self.header = JSON_HEADER
+        # Where queue 0 begins. Offsets of pulls and commits are given without it.
+        self.origin = 0
         self.asked: asyncio.Queue[RemotingFrame] = asyncio.Queue()
         self._answers: dict[int, asyncio.Future[RemotingFrame]] = {}
         self._reading = asyncio.create_task(self._read())
@@ -162,13 +164,14 @@ class RemotingPeer:
 
     async def pull(self, offset: int, group: str = "points", topic: str = "order", **fields: Any) -> RemotingFrame:
         """Pull from queue 0, without waiting unless `suspendTimeoutMillis` is given."""
-        asked = {"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": offset, "maxMsgNums": 32}
-        asked |= {"sysFlag": 3, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 1, **fields}
+        asked = {"consumerGroup": group, "topic": topic, "queueId": 0, "queueOffset": self.origin + offset}
+        asked |= {"maxMsgNums": 32, "sysFlag": 3, "suspendTimeoutMillis": 0, "subVersion": 1, **fields}
+        asked["commitOffset"] = self.origin + fields.get("commitOffset", 0)
         return await self.call(RequestCode.PULL_MESSAGE, asked)
 
     async def commit(self, offset: int, group: str = "points", topic: str = "order") -> None:
         """Commit an offset of queue 0."""
-        fields = {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": offset}
+        fields = {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": self.origin + offset}
         assert (await self.call(RequestCode.UPDATE_CONSUMER_OFFSET, fields)).code == 0
 
     def _signed(self, frame: RemotingFrame) -> RemotingFrame:

@@ -1,11 +1,12 @@
 """The messages that one client holds in one queue, under the offsets by which the client knows them.
 
-The client's own numbers go on: the first message of an answer has the offset for which the client asked. So an offset
-that the client commits is never above a message that it has not got, whichever process numbered the ones below. An
-offset that was not given here is of another process, and says nothing of the messages that were.
+Each queue has offsets of its own, which no other one gives, in this process or another: a client that goes on here with
+an offset of another process gets higher ones. So an offset that was given here is never above a message that the client
+has not got. One that was not says nothing of the messages that were.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ BATCH_MAX = 32
 FIRST_BATCH_MAX = 8
 # Bytes of bodies that a pull is to bring, by the size of those before. RocketMQ's broker sends as many.
 BATCH_BYTES = 256 * 1024
+# How far a queue begins above the time and the client's offset, at random. A process may have given a few offsets above
+# the client's that it did not get, and several may begin at the same time, or by clocks that differ.
+_AHEAD = range(1 << 20, 1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,16 @@ class QueueName(NamedTuple):
 
 
 class ClaimQueue:
-    """One queue of one client: its messages, and where it goes on. `pulling` is held by the pull that is under way."""
+    """One queue of one client: its messages, and where it goes on. `pulling` is held by the pull that is under way.
 
-    def __init__(self, name: QueueName, subscription: str) -> None:
+    `after`: the offset with which a client goes on that another process, or a former queue, gave it.
+    """
+
+    def __init__(self, name: QueueName, subscription: str, after: int | None = None) -> None:
         self.name, self.subscription = name, subscription
-        # No process gave it before. A client may go to another one, begin there, and come back.
-        self.next_offset = int(time.time() * 1000) << 20
+        # A client may go to another process, begin or go on there, and come back.
+        self._after, self._lowest = after, _first_offset(after or 0)
+        self.next_offset = self._lowest
         self.pulling = asyncio.Lock()
         self._most, self._body_bytes, self._is_answered = FIRST_BATCH_MAX, 1, False
         self._held: dict[int, HeldDelivery] = {}
@@ -56,6 +64,10 @@ class ClaimQueue:
         """How many messages the next answer has at most. Over a slow link it must arrive within the client's time."""
         return max(1, min(self._most, BATCH_BYTES // self._body_bytes))
 
+    def gave(self, offset: int) -> bool:
+        """Return whether an offset is of this queue, or the one after which it began."""
+        return offset == self._after or self._lowest <= offset <= self.next_offset
+
     def answer(self, deliveries: Sequence[HeldDelivery], body_bytes: int) -> None:
         """Note what the client holds once it has the next answer. `body_bytes`: of all bodies in it."""
         self.hold(deliveries)
@@ -63,7 +75,7 @@ class ClaimQueue:
         self._body_bytes, self._is_answered = max(1, body_bytes // len(deliveries)), True
 
     def go_on(self, offset: int) -> list[HeldDelivery]:
-        """Note for which offset the client asks. Forget and return what it did not get.
+        """Note for which offset of this queue the client asks. Forget and return what it did not get.
 
         An answer that is lost uses up an attempt of its messages. So the next one has one message, and each that
         arrives makes the next one larger.
@@ -73,7 +85,7 @@ class ClaimQueue:
             self._most = 1
         elif self._is_answered:
             self._most = min(2 * self._most, BATCH_MAX)
-        self.next_offset, self._is_answered = offset, False
+        self.next_offset, self._is_answered = max(offset, self._lowest), False
         return lost
 
     @property
@@ -118,3 +130,7 @@ class ClaimQueue:
         for one in taken:
             del self._held[one.offset]
         return taken
+
+
+def _first_offset(after: int) -> int:
+    return max(after, int(time.time() * 1000) << 20) + secrets.choice(_AHEAD)

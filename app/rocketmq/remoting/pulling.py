@@ -54,9 +54,9 @@ class Pulling:
         member = _member(client, group, topic)
         ordered = await self._ordered(call, group, topic, member)
         queue = client.queue(group, topic, queue_id)
-        if queue is not None and offset > queue.next_offset:
-            # The client was at another process since, and may have begun again there. Its offsets do not say what it
-            # did with the messages that it got here.
+        if queue is not None and not queue.gave(offset):
+            # The client was at another process since, and may not have got the last answer of this one, or have begun
+            # again there. Its offset does not say what it did with the messages that were given out here.
             self._drop(queue, client, "the consumer went on by another gateway")
             queue = None
         if queue is None:
@@ -64,7 +64,7 @@ class Pulling:
                 # Another process numbered what the client holds, and its claims may be over. The client drops that
                 # and begins again. So it works on no message that another consumer has.
                 return call.frame.answered(ResultCode.PULL_OFFSET_MOVED, "begin again", _offsets(offset, 0))
-            queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)))
+            queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)), offset)
         async with queue.pulling:
             if flag & _COMMITS:
                 await self._commit(queue, call.number("commitOffset", 0), client)
@@ -181,7 +181,7 @@ class Pulling:
 
     async def _commit(self, queue: ClaimQueue, offset: int, client: RemotingClient) -> None:
         # An offset that was not given here is of another process.
-        done = queue.take_below(offset) if offset <= queue.next_offset else []
+        done = queue.take_below(offset) if queue.gave(offset) else []
         if not done:
             return
         handles = [one.handle for one in done]

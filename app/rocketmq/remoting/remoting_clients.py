@@ -75,10 +75,10 @@ class RemotingClient:
         """Return a queue that this client began; None: it began none here."""
         return self._queues.get(QueueName(group, topic, queue_id))
 
-    def begin(self, group: str, topic: str, queue_id: int, subscription: str) -> ClaimQueue:
-        """Return a queue, begun if this client began none."""
+    def begin(self, group: str, topic: str, queue_id: int, subscription: str, after: int | None = None) -> ClaimQueue:
+        """Return a queue, begun if this client began none. `after`: an offset that this process did not give."""
         name = QueueName(group, topic, queue_id)
-        return self._queues.setdefault(name, ClaimQueue(name, subscription))
+        return self._queues.setdefault(name, ClaimQueue(name, subscription, after))
 
     def still_has(self, queue: ClaimQueue) -> bool:
         """Return whether this client still names the group and topic of a queue, and did not begin another one."""

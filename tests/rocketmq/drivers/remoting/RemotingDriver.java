@@ -35,8 +35,8 @@ import org.apache.rocketmq.remoting.RPCHook;
  * everything and ends when the consumers have what is to come. `orphan` sends a transaction, says nothing of its end,
  * and dies. `answer` answers checks until one came. `hold` sends a transaction, says nothing of its end, and answers a
  * check when it reads a line. `consume` and `order` consume until they are killed, `order` in order. `send` sends the
- * bodies that follow; a body `key:number` has that key. The Java property `namespace` is that of all names. It prints
- * what happens as lines of JSON.
+ * bodies that follow; a body `key:number` has that key. The Java property `namespace` is that of all names, `heartbeat`
+ * the time between a consumer's heartbeats in milliseconds. It prints what happens as lines of JSON.
  */
 public class RemotingDriver {
     private static final List<String> EXPECTED = Arrays.asList("commit", "unknown-commit", "unknown-twice", "plain",
@@ -257,6 +257,7 @@ public class RemotingDriver {
             consumer.setNamespace(NAMESPACE);
         }
         consumer.setMqClientApiTimeout(30_000);
+        consumer.setHeartbeatBrokerInterval(Integer.getInteger("heartbeat", consumer.getHeartbeatBrokerInterval()));
         consumer.subscribe(topic, "*");
         return consumer;
     }
