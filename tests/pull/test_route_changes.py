@@ -61,7 +61,7 @@ async def test_a_claim_that_waits_while_its_subscription_changes_claims_by_the_n
     other = await connect(dsn)
     async with other.transaction():
         await lock(other, await db.fetchval("select subscription_id from subscription"))
-        claiming = asyncio.create_task(Consumer(client).claim(wait_s=10))
+        claiming = asyncio.create_task(Consumer(client).claim(wait_s=1))
         await until_waiting(db)
         await widen(client, **fields)
         sent = await publish(client, refund(1), order(2))
