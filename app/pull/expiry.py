@@ -96,15 +96,16 @@ def _counted_most(subscription: Subscription) -> int:
     return 1 if subscription.max_backlog is None else subscription.max_backlog + EXCESS_AT_ONCE
 
 
-async def _still_waiting(
-    connection: Connection, subscription: Subscription, counted: WaitingCount, passed: int, now: datetime
-) -> WaitingCount:
-    """Return what certainly still waits. `passed`: how far the cursor went since the count began."""
-    if not _limits(subscription).excess(counted.backlog):
-        return counted
-    most = _counted_most(subscription)
-    _, stored = await waiting_limits.waiting_rows(connection, subscription.subscription_id, most, now)
-    return replace(counted, stored=stored, ahead=max(0, counted.ahead - passed))
+async def _passed(connection: Connection, subscription: Subscription, after: int, offset: int) -> int:
+    """Return how many of its messages of the log a subscription's cursor has passed; more if it went very far."""
+    reader, passed = replace(reader_of(subscription), until=offset), 0
+    for _ in range(SPANS_PASSED):
+        taken, reached, more = await matching_ahead(connection, reader, after)
+        passed += taken
+        if not more or reached is None or reached >= offset:
+            return passed
+        after = reached
+    return passed + offset - after
 
 
 async def _expire(
@@ -114,15 +115,21 @@ async def _expire(
 
     Nothing goes by a limit that was changed during the count, nor for messages that were claimed during it.
     """
-    limits = _limits(subscription)
+    limits, stored = _limits(subscription), waiting.stored
+    excess, used = limits.excess(waiting.backlog), limits.used(waiting.oldest_at, waiting.backlog, now)
+    if excess:
+        # Before the lock, which claims wait for: there can be many.
+        most = _counted_most(subscription)
+        _, stored = await waiting_limits.waiting_rows(connection, subscription.subscription_id, most, now)
     async with connection.transaction():
         # No claim takes what is being passed over.
         await ordered_claims.lock(connection, subscription.subscription_id)
         offset = await waiting_limits.offset_as_counted(connection, subscription)
         if offset is None:
             return [], False
-        waiting = await _still_waiting(connection, subscription, waiting, offset - turn.offset, now)
-        excess, used = limits.excess(waiting.backlog), limits.used(waiting.oldest_at, waiting.backlog, now)
+        if excess:
+            passed = await _passed(connection, subscription, turn.offset, offset) if offset > turn.offset else 0
+            excess = limits.excess(stored + max(0, waiting.ahead - passed))
         gone: list[HeldSettlement] = []
         if limits.expire_after is not None:
             gone = await _old(connection, subscription, waiting, now - limits.expire_after, now)

@@ -105,7 +105,10 @@ class Consuming:
         return lost
 
     def may_begin(self, one: HeldMessage) -> bool:
-        """Return whether a message is surely held still, and no other of its key was lost."""
+        """Return whether the time of a message is not over, as far as is known, and no other of its key was lost.
+
+        The answer to a claim is taken to be young, so until the first extension this may be wrong by its way here.
+        """
         return not one.lane.is_lost and self._clock() < one.until
 
     def over(self, held: Mapping[str, HeldMessage], begun: Collection[str]) -> list[HeldMessage]:

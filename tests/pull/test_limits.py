@@ -204,6 +204,22 @@ async def test_what_is_claimed_during_a_count_is_not_too_much(
     assert await db.fetchval("select excess from pull_cursor") == 0
 
 
+async def test_what_others_take_of_the_log_does_not_hide_a_backlog(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """A claim during the count passes ten of its messages, and four times as many of another topic."""
+    consumer = await subscribed(client, max_backlog=100)
+    for _ in range(6):
+        await publish(client, *(order(n, topic="order" if n % 5 == 0 else "other") for n in range(100)))
+    await sweep_after(runtime)
+    assert await db.fetchval("select excess from pull_cursor") == 20
+    expire = await counted(db, runtime)
+    assert len(await consumer.claim(max=10)) == 10
+    await expire()
+    assert len(await dead(db)) == 10
+    assert await db.fetchval("select limit_used from pull_cursor") >= 1
+
+
 @pytest.mark.parametrize(
     ("limits", "changed"),
     [

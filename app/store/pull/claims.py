@@ -86,7 +86,8 @@ def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
     `matched` stops at the entry that fills the room, and reads at most `span` entries in log order. `bodies` is bounded
     by the bytes of bodies. `reach` is the offset that the cursor moves to, and whether there may be more. Without a
     full room it is the end of what was read, which only then is looked up. `more` is null if the claim must not read.
-    `waited` is how long the statement has waited for the lock on the cursor, by the database's own clock.
+    `waited` is how long the statement took until it had read the log, above all its wait for the lock on the cursor, by
+    the database's own clock; 0 below WAIT_COUNTED_S.
     """
     entries = f"""from outbox o where o."offset" > k."offset" order by o."offset" limit {span}"""
     return f"""cursor as materialized (
@@ -135,7 +136,7 @@ MADE = {
 def claimed(claimer: Parameters, made: Mapping[str, str]) -> str:
     """Return the last parts of a claim from the log: the row of the claim, the cursor's move, and the messages.
 
-    The times of the claim begin when the statement has the cursor, so that no wait for it shortens them.
+    The times of the claim begin after `waited`, so that no long wait for the cursor shortens them.
     """
     waited = "(select r.waited from reach r)"
     row = {
