@@ -28,7 +28,12 @@ async def worked(way: str, transport: httpx.MockTransport, handle: Handle, **opt
     if way.endswith("of threads"):
         await asyncio.wait_for(asyncio.to_thread(worked_on_a_thread, way, transport, handle, options), 60)
         return
-    async with asyncio.timeout(60), Consumer(URL, "worker", transport=transport, **options) as consumer:
+    # Python 3.10 has no asyncio.timeout.
+    await asyncio.wait_for(worked_on_the_loop(way, transport, handle, options), 60)
+
+
+async def worked_on_the_loop(way: str, transport: httpx.MockTransport, handle: Handle, options: dict[str, Any]) -> None:
+    async with Consumer(URL, "worker", transport=transport, **options) as consumer:
 
         async def handler(message: Message) -> None:
             await asyncio.to_thread(handle, consumer, message)
