@@ -46,6 +46,16 @@ async def begun(peer: RemotingPeer) -> int:
     return int((await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, QUEUE)).fields["offset"])
 
 
+async def left_with_two(gateway: RemotingGateway, port: int) -> int:
+    """Let a client leave that was sent `a` and `b`; return the offset at which it had begun."""
+    peer = await connected(port, "test@1")
+    offset = await begun(peer)
+    await sent(peer, b"a", b"b")
+    assert await pulled(peer, offset) == [b"a", b"b"]
+    await left(gateway, peer)
+    return offset
+
+
 async def acknowledged(db: Connection) -> int:
     return int(await db.fetchval("select count(*) from receipt"))
 
@@ -58,11 +68,7 @@ async def test_what_a_consumer_dropped_meanwhile_is_not_acknowledged(
     put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key" if ordered else "none"}
     assert (await client.put("/subscriptions/points@order", json=put)).status_code == 201
     async with remoting_over(client._transport) as (gateway, first), remoting_over(client._transport) as (_, second):
-        peer = await connected(first, "test@1")
-        offset = await begun(peer)
-        await sent(peer, b"a", b"b")
-        assert await pulled(peer, offset) == [b"a", b"b"]
-        await left(gateway, peer)
+        await left_with_two(gateway, first)
         # At another process it begins again, which drops what it had.
         elsewhere = await connected(second, "test@1")
         offset = await begun(elsewhere)
@@ -95,12 +101,8 @@ async def test_what_a_consumer_did_not_get_is_not_acknowledged_when_it_went_on_a
     client: httpx.AsyncClient, db: Connection, elsewhere: list[bytes], by_pull: bool
 ) -> None:
     async with remoting_over(client._transport) as (gateway, first), remoting_over(client._transport) as (_, second):
-        peer = await connected(first, "test@1")
-        offset = await begun(peer)
-        await sent(peer, b"a", b"b")
         # The connection ends before the answer arrives.
-        assert await pulled(peer, offset) == [b"a", b"b"]
-        await left(gateway, peer)
+        offset = await left_with_two(gateway, first)
         # At another process it goes on with the offset that it has.
         other = await connected(second, "test@1")
         await sent(other, *elsewhere)
