@@ -21,6 +21,11 @@ DELIVERY = [*MESSAGE, "subscription_id"]
 
 POLICY = "interval_s double, max_checks double"
 
+# The rows of this many transactions are joined in one partition: they are almost never more than 100,000.
+FEW_SUSPECTS = 10_000
+# This many hashes, or ids of messages, fit into the memory of each executor: about 50 MB of hashes.
+MOST_BROADCAST = 1_000_000
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -60,6 +65,13 @@ class Joined:
     def seen_at(self) -> Column:
         """The time of the snapshot."""
         return F.lit(self.whole.seen_at)
+
+    def broadcast(self, faults: DataFrame) -> DataFrame:
+        """Return a frame of faulty messages, to be sent to all executors if the suspects are in several partitions.
+
+        Spark has no estimate of how few faults there are, and would move all rows of the suspects to them.
+        """
+        return F.broadcast(faults) if FEW_SUSPECTS < self.suspects <= MOST_BROADCAST else faults
 
 
 def transactions(f: Frames) -> DataFrame:
@@ -104,13 +116,14 @@ def messages(f: Frames) -> DataFrame:
         F.array_sort(F.collect_set("offset")).alias("offsets"),
         *(F.min_by(name, "offset").alias(name) for name in ("topic", "tag", "due_at", "committed_at")),
     )
+    # A message with a half needs no look for another one of its transaction.
+    outbox = outbox.join(of_half, "transaction_id", "left")
     return (
         halves.withColumn("has_half", F.lit(True))
         .join(outbox, MESSAGE, "full")
-        .join(of_half, "transaction_id", "left")
         .join(_ops(f), "transaction_id", "left")
         .withColumn("has_half", F.coalesce("has_half", F.lit(False)))
-        .withColumn("of_half", F.coalesce("of_half", F.lit(False)))
+        .withColumn("of_half", F.col("has_half") | F.coalesce("of_half", F.lit(False)))
     )
 
 

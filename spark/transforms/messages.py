@@ -42,11 +42,15 @@ def content_differs(j: Joined) -> DataFrame:
     every = digests[0]
     for more in digests[1:]:
         every = every.unionByName(more)
+    every = every.where("digest is not null")
+    # Sums of fixed width group a million messages in a tenth of the time that sets of texts take. Most have one digest.
+    hashed = F.xxhash64("digest")
+    bounds = every.groupBy(MESSAGE).agg(F.min(hashed).alias("least"), F.max(hashed).alias("greatest"))
+    differing = j.broadcast(bounds.where("least <> greatest").select(*MESSAGE))
     source = F.struct("source", F.lower(F.hex("digest")).alias("digest"))
-    distinct = F.array_sort(F.collect_set(source))
-    by_message = every.where("digest is not null").groupBy(MESSAGE)
-    found = by_message.agg(F.count_distinct("digest").alias("n"), distinct.alias("digests"))
-    return findings(found.where("n > 1"), j.day, "content_differs", message_id(), "digests")
+    by_message = every.join(differing, MESSAGE, "left_semi").groupBy(MESSAGE)
+    found = by_message.agg(F.array_sort(F.collect_set(source)).alias("digests"))
+    return findings(found, j.day, "content_differs", message_id(), "digests")
 
 
 def unrouted(j: Joined) -> DataFrame:

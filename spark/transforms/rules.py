@@ -26,7 +26,7 @@ from spark.transforms import (
     offsets,
     transactions,
 )
-from spark.transforms.joined import Joined
+from spark.transforms.joined import FEW_SUSPECTS, MOST_BROADCAST, Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
@@ -42,10 +42,6 @@ from spark.transforms.suspects import named, screened
 
 # Up to this many rows are joined in one partition; more rows, as of whole days, in several.
 FEW = 100_000
-# This many transactions almost never have more rows than that.
-FEW_SUSPECTS = 10_000
-# This many hashes fit into the memory of each executor: about 50 MB.
-MOST_BROADCAST = 1_000_000
 # A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
 

@@ -1,5 +1,6 @@
 """A day with one fault of each kind: each rule finds its own, and no other rule finds it."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from spark.transforms import rules
-from spark.transforms.joined import Joined
+from spark.transforms.joined import FEW_SUSPECTS, MOST_BROADCAST, Joined
 from spark.transforms.rules import RULES, findings, findings_of, found_in, joined
 from tests.spark.frames import DAY, Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
 
@@ -348,6 +349,15 @@ def test_a_rule_switched_off_leaves_the_others(
     actual = findings_of(planted_joins, frozenset({kind})).select("kind", "subject").collect()
     left = [(name, row["subject"]) for name, row in planted[1].items() if name != kind]
     assert sorted(tuple(row) for row in actual) == sorted(left)
+
+
+@pytest.mark.parametrize("suspects", [FEW_SUSPECTS, FEW_SUSPECTS + 1, MOST_BROADCAST + 1])
+def test_content_that_differs_is_found_among_any_number_of_suspects(planted_joins: Joined, suspects: int) -> None:
+    kinds = KINDS - {"content_differs"}
+    [found] = found_in(replace(planted_joins, suspects=suspects), kinds).collect()
+    listed = {one["source"]: one["digest"] for one in json.loads(found["detail"])["digests"]}
+    assert found["subject"] == message_id(112)
+    assert listed == {"half": digest("112-0").hex(), "receipt:1": digest("something else").hex()}
 
 
 def test_every_kind_has_its_rule_its_page_and_a_fault(planted: tuple[Day, Planted]) -> None:
