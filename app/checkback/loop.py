@@ -7,6 +7,7 @@ are settled in batches: while one batch is written, the next one collects.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import asyncpg
@@ -25,7 +26,6 @@ from app.runtime.state import Runtime
 from app.store.checkback.check_urls import note_urls
 from app.store.checkback.claimed_checks import give_back
 from app.store.checkback.claims import (
-    AskedGroup,
     CheckCapacity,
     Claim,
     any_due,
@@ -95,6 +95,7 @@ class CheckBack:
                 self._in_flight = +(self._in_flight - Counter(one.producer_group for one in claims))
                 raise
         for batch in batches_of(checks):
+            batch = self._in_turn(batch)
             task = asyncio.create_task(self._run(runtime, batch))
             self._tasks[task] = [check.claim for check in batch]
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
@@ -131,18 +132,20 @@ class CheckBack:
         groups = await asked_groups(connection, list({one.producer_group for one in claims}))
         messages = await asked_messages(connection, [one.transaction_id for one in claims], bodies=False)
         return [
-            Check(one, group, messages.get(one.transaction_id, ()), self._urls(group))
+            Check(one, group, messages.get(one.transaction_id, ()), group.check_urls if group is not None else ())
             for one in claims
             for group in [groups.get(one.producer_group)]
         ]
 
-    def _urls(self, group: AskedGroup | None) -> list[str]:
-        """Return a group's URLs in rotation: each call starts with the next one."""
-        if group is None or not group.check_urls:
-            return []
-        first = self._turns[group.name] % len(group.check_urls)
-        self._turns[group.name] = first + 1
-        return group.check_urls[first:] + group.check_urls[:first]
+    def _in_turn(self, batch: list[Check]) -> list[Check]:
+        """Return what one call asks, with the group's URLs in rotation: each call starts with the next one."""
+        name, urls = batch[0].claim.producer_group, batch[0].urls
+        if len(urls) < 2:
+            return batch
+        first = self._turns[name] % len(urls)
+        self._turns[name] = first + 1
+        turned = [*urls[first:], *urls[:first]]
+        return [replace(check, urls=turned) for check in batch]
 
     async def _run(self, runtime: Runtime, checks: list[Check]) -> None:
         try:

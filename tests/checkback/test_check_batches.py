@@ -121,6 +121,23 @@ async def test_a_url_that_fails_leaves_all_to_the_next(
     assert [await verdict(db, one) for one in ids] == [(1, 1), (1, 1)]
 
 
+async def test_each_call_begins_with_the_next_url(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(call: Call) -> web.StreamResponse:
+        return said(call, n0="commit", n1="commit", n2="commit", n3="commit")
+
+    monkeypatch.setattr(check_batches, "BATCH_CHECKS_MAX", 2)
+    checks = CheckBack()
+    async with Responder(answer) as one, Responder(answer) as other:
+        await register_group(db, "shop", check_urls=[one.url, other.url], batch_checks=True)
+        for _ in range(2):
+            for n in range(4):
+                await in_doubt(client, runtime, context={"n": n})
+            assert await turn(runtime, checks) == 4
+    assert (len(one.calls), len(other.calls)) == (2, 2)
+
+
 async def test_calls_have_at_most_a_hundred_and_groups_stay_apart(db: Connection, settings: Settings, dsn: str) -> None:
     async def answer(call: Call) -> web.StreamResponse:
         checks = call.json()["checks"]
