@@ -100,6 +100,10 @@ DELIVERY = (
     Limit("app.destinations.webhook.REASON_LIMIT", "characters kept of the reason that a receiver gives"),
     Limit("app.egress.reply.RETRY_AFTER_MAX_S", "seconds of a receiver's `Retry-After`; a longer one is cut"),
     Limit("app.egress.http_client.KEEPALIVE_S", "seconds for which an idle connection to a receiver is used again"),
+    Limit(
+        "app.egress.http_client.AGAIN_WITHIN_S",
+        "seconds within which a request on a reused connection is sent again if the receiver closes it unanswered",
+    ),
     Limit("app.egress.resolver.LOOKUP_S", "seconds for which the addresses of a name are used again"),
     Limit("app.egress.resolver.FAILED_S", "seconds for which a name is not looked up again after a failure"),
     Limit("app.egress.resolver.LOOKUPS_MAX", "names that a process looks up at once, each in a thread"),

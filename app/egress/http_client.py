@@ -24,6 +24,9 @@ except ImportError:  # Windows has none, and no such limit
 # Less than the 5 s after which many servers close an idle connection, so that few requests race the close.
 KEEPALIVE_S = 4.0
 AGENT = "halfnote"
+# A reused connection that is lost within this time met the close of an idle one, and the request is sent again. A
+# receiver that worked on it for longer may have failed because of it.
+AGAIN_WITHIN_S = 1.0
 # Connecting gets a little less than the whole time, so that the error names what took too long.
 CONNECT_PART = 0.9
 # URLs whose parts are remembered.
@@ -107,7 +110,7 @@ class EgressClient:
             except ConnectionLost as lost:
                 # The receiver closed the idle connection while the request was on its way. A receiver takes deliveries
                 # and checks at least once, so sending the request again is safe.
-                if lost.answered:
+                if lost.answered or asyncio.get_running_loop().time() - began > AGAIN_WITHIN_S:
                     raise
                 connection = await self._connect_again(lost, target.origin, began, timeout_s)
         return await connection.exchange(head, body, began + timeout_s, limit)
