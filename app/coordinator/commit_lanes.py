@@ -115,7 +115,8 @@ class LaneFlushes:
                 connection.terminate()
                 raise
         self._count_halves(halves, stored)
-        self._count(ends, found, halves)
+        # As in `halves`: what a former primary stored is not handed over.
+        self._count(ends, found, () if connection.is_closed() else halves)
         outcomes: dict[UUID, PlainOutcome | Exception] = {
             key: PlainOutcome(half, found.get(key)) for key, half in stored.items()
         }

@@ -1,11 +1,12 @@
 """Messages that go from the commit to the relay of the same machine without being read from the log."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import msgspec
@@ -15,15 +16,19 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.config import Settings
-from app.database.connection import Connection
+from app.coordinator.commit_lanes import LaneFlushes
+from app.database.connection import Connection, connect
+from app.ids import uuid7
 from app.lifecycle.startup import assemble
 from app.relay import loop, outcomes
 from app.relay.handed_messages import KEPT_FOR, KEPT_MOST, HandedMessages
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
-from app.store.relay.log import Outgoing, Reader, window
+from app.store.coordinator.halves import Half
+from app.store.relay.log import Logged, Outgoing, Reader, window
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns
+from tests.coordinator.test_races import half_with
 from tests.support.check_responder import Responder
 from tests.support.examples import examples
 from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
@@ -442,3 +447,29 @@ async def test_handed_messages_equal_those_of_the_log(
 def _by_value(message: Outgoing) -> Outgoing:
     headers = msgspec.json.decode(message.headers) if message.headers else None
     return replace(message, headers=headers)
+
+
+async def test_a_plain_message_of_a_former_primary_is_not_handed_over(
+    runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard of timelines closes the connection in the turn of the event loop in which the commit is answered."""
+    published: list[tuple[set[str], int, bool]] = []
+
+    def note(topics: Collection[str], messages: Sequence[Logged], complete: bool) -> None:
+        published.append((set(topics), len(messages), complete))
+
+    flushes = LaneFlushes(runtime.clock, runtime.metrics, note, recent_halves_bytes=10_000)
+    connection = await connect(runtime.database.dsn)
+    count_halves = flushes._count_halves
+
+    def closed_before(halves: Sequence[Half], stored: Collection[UUID]) -> None:
+        count_halves(halves, stored)
+        connection.terminate()
+
+    try:
+        await flushes.plains(connection, [half_with(uuid7(runtime.clock.now()), b"1")])
+        monkeypatch.setattr(flushes, "_count_halves", closed_before)
+        await flushes.plains(connection, [half_with(uuid7(runtime.clock.now()), b"2")])
+    finally:
+        connection.terminate()
+    assert published == [({"order"}, 1, True), ({"order"}, 0, False)]
