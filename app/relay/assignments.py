@@ -1,5 +1,6 @@
 """Assign shards and replays to this process: take their leases, and open and close their streams."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -122,31 +123,35 @@ class Assignments:
         dropped, self._dropped = self._dropped, {}
         if dropped:
             await release(connection, dropped, self._runtime.owner, now)
-            for stream in [stream for stream in self.streams.values() if stream.lost]:
-                await self.forget(stream)
+            await self.forget([stream for stream in self.streams.values() if stream.lost])
 
     async def release(self, connection: Connection, streams: Sequence[Stream], now: datetime) -> None:
         """Release the leases of these streams and forget them; a replay has no lease of its own."""
         if not streams:
             return
         await release(connection, _epochs(s for s in streams if not s.source.shard.replay), self._runtime.owner, now)
-        for stream in streams:
-            await self.forget(stream)
+        await self.forget(streams)
 
-    async def forget(self, stream: Stream) -> None:
-        """Drop a stream whose lease is over, together with the replays under that lease."""
-        # Another process may take its topics. The next refresh shows which topics are taken elsewhere.
+    async def forget(self, streams: Sequence[Stream]) -> None:
+        """Drop streams whose leases are over, together with the replays under those leases."""
+        if not streams:
+            return
+        # Another process may take their topics. The next refresh shows which topics are taken elsewhere.
         self._runtime.wake_ups.elsewhere = None
-        shard = stream.source.shard
+        dropped = [one for stream in streams for one in self._popped(stream.source.shard)]
+        for one in dropped:
+            one.drop()
+        # At the same time: a destination can take seconds to close, and meanwhile no lease is renewed.
+        await asyncio.gather(*(one.close_destination() for one in dropped))
+
+    def _popped(self, shard: Shard) -> list[Stream]:
+        """Take a stream out, with the replays under its lease."""
         replays_of_it = (
             [] if shard.replay else [key for key in self.streams if key.replay and replace(key, replay=0) == shard]
         )
-        for key in (shard, *replays_of_it):
-            self._beyond.discard(key)
-            dropped = self.streams.pop(key, None)
-            if dropped is not None:
-                dropped.drop()
-                await dropped.close_destination()
+        keys = (shard, *replays_of_it)
+        self._beyond.difference_update(keys)
+        return [self.streams.pop(key) for key in keys if key in self.streams]
 
     async def leave(self, connection: Connection, now: datetime) -> None:
         """Release every lease, and withdraw this worker's presence."""
@@ -172,12 +177,14 @@ class Assignments:
             # The shares are others now, and a worker that joined may have what this one lacked.
             self._workers, self._beyond = workers, set()
         renewed = await renew(connection, _epochs(self.streams.values()), owner, until) if self.streams else set()
-        for stream in list(self.streams.values()):
+        over = []
+        for stream in self.streams.values():
             if stream.lease.name in renewed:
                 stream.renewed(until)
             elif not stream.lost:
                 log.warning("lease_lost", subscription=stream.subscription.name, epoch=stream.lease.epoch)
-                await self.forget(stream)
+                over.append(stream)
+        await self.forget(over)
 
     def _close_changed(self, desired: DesiredAssignments) -> None:
         for shard, stream in self.streams.items():

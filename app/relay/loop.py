@@ -275,8 +275,7 @@ class Relay:
 
     async def _release_ended(self, runtime: Runtime, now: datetime) -> None:
         """Release the leases of streams that ended, and forget streams that lost theirs."""
-        for stream in [stream for stream in self.streams.values() if stream.lost]:
-            await self._assignments.forget(stream)
+        await self._assignments.forget([stream for stream in self.streams.values() if stream.lost])
         ended = [stream for stream in self.streams.values() if stream.ended and not self._replays_under(stream)]
         if ended:
             async with runtime.database.keyed() as connection:
