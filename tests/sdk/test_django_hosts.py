@@ -1,12 +1,15 @@
 """Django as projects have it: with ATOMIC_REQUESTS, and with threads that Django does not clean up after."""
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pymysql
 import pytest
 from django.urls import path
 from halfnote import CheckEndpoint, Outgoing, SyncTransactionProducer
@@ -64,12 +67,29 @@ def test_a_delivery_is_taken_in_spite_of_atomic_requests(atomic: Django) -> None
     assert taken == ["1-0"]
 
 
+@pytest.fixture
+def pymysql_for_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Django find PyMySQL where it looks for mysqlclient, with each module only once.
+
+    `pymysql.install_as_MySQLdb` names the package alone and for the whole process. An import of `MySQLdb.converters`
+    then loads a second `err`, sets it in the package, and no `pymysql.err.IntegrityError` is the one that is raised.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "pymysql":
+            monkeypatch.setitem(sys.modules, name.replace("pymysql", "MySQLdb", 1), module)
+
+
+@pytest.mark.usefixtures("pymysql_for_django")
+def test_pymysql_is_loaded_only_once() -> None:
+    importlib.import_module("django.db.backends.mysql.base")
+    assert pymysql.err.IntegrityError is pymysql.IntegrityError
+    assert pymysql.err is sys.modules["pymysql.err"]
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("pymysql_for_django")
 @pytest.mark.parametrize("by", ["barrier", "inbox", "begin"])
 def test_a_thread_goes_on_after_its_connection_was_lost(by: str) -> None:
-    import pymysql
-
-    pymysql.install_as_MySQLdb()
     from django.db import OperationalError, connections
 
     with mariadb_database() as connect:
