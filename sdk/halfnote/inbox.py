@@ -11,11 +11,11 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from halfnote.databases.base import AsyncDatabase, Database, Script, require_kind, waits_for_another
+from halfnote.databases.base import AsyncDatabase, Database, require_kind, waits_for_another
 from halfnote.errors import HalfnoteError, StillRunning
 from halfnote.hosting import not_awaitable
 from halfnote.ids import lowest_id
-from halfnote.inbox_sql import InboxSql
+from halfnote.inbox_sql import InboxRow, InboxSql
 from halfnote.message import Message
 
 TABLE = "halfnote_inbox"
@@ -43,10 +43,13 @@ class Reject(HalfnoteError):
 
 
 class Undone(HalfnoteError):
-    """A handler returned, but its database transaction is over: the handler hid a failure or ended it."""
+    """A handler returned, but its database transaction is over: the handler ended it, or hid an error that did."""
 
     def __init__(self, message: Message) -> None:
-        super().__init__(f"the handler of message {message.message_id} ended or broke its database transaction")
+        super().__init__(
+            f"the handler of message {message.message_id} ended its database transaction, or hid an error that did: "
+            "let errors of the database, such as a deadlock, leave the handler"
+        )
 
 
 class _Rules:
@@ -61,14 +64,9 @@ class _Rules:
         """Return the table's definition, for migrations."""
         return self._sql.create
 
-    def _row(self, message: Message) -> tuple[str, str, str | None]:
+    def _row(self, message: Message) -> InboxRow:
         replay = message.replay if self._on_replay == "run" else None
-        return message.message_id, replay or "", message.subscription
-
-    def _standing(self, message: Message) -> Script[bool]:
-        """Verify the message's row before the commit: some databases commit nothing and report success."""
-        message_id, replay, _ = self._row(message)
-        return self._sql.standing(message_id, replay)
+        return InboxRow(message.message_id, replay or "", message.subscription)
 
     def _before(self, older_than: timedelta) -> str:
         return str(lowest_id(time.time() - older_than.total_seconds()))
@@ -93,14 +91,14 @@ class Inbox(_Rules):
         commit of its own and an exception the message is a duplicate, and the rest of the work is never done. Raises
         Undone, and StillRunning if another run of the message goes on for longer than 3 s.
         """
-        kept = False
+        kept, row = False, self._row(message)
         with self.database.begin() as connection:
             with _waiting(message):
-                is_first = self.database.within(connection, self._sql.receiving(*self._row(message)))
+                is_first = self.database.within(connection, self._sql.receiving(row))
             if not is_first:
                 return Received.DUPLICATE
             not_awaitable(handler(message, connection))
-            if not self.database.within(connection, self._standing(message)):
+            if not self.database.within(connection, self._sql.standing(row)):
                 raise Undone(message)
             kept = True
         if not kept:
@@ -134,14 +132,14 @@ class AsyncInbox(_Rules):
         psycopg. An exception of the handler rolls back and is raised. The handler must not commit or roll back, as with
         Inbox. Raises Undone, and StillRunning if another run of the message goes on for longer than 3 s.
         """
-        kept = False
+        kept, row = False, self._row(message)
         async with self.database.begin() as connection:
             with _waiting(message):
-                is_first = await self.database.within(connection, self._sql.receiving(*self._row(message)))
+                is_first = await self.database.within(connection, self._sql.receiving(row))
             if not is_first:
                 return Received.DUPLICATE
             await handler(message, connection)
-            if not await self.database.within(connection, self._standing(message)):
+            if not await self.database.within(connection, self._sql.standing(row)):
                 raise Undone(message)
             kept = True
         if not kept:
