@@ -343,7 +343,9 @@ def _kafka_prepare(directory: Path, ports: list[int]) -> None:
 def _mariadb_prepare(directory: Path, ports: list[int]) -> None:
     command = ["mariadb-install-db", "--no-defaults", f"--datadir={directory}/data", f"--user={getpass.getuser()}"]
     options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run([*command, *options], check=True, capture_output=True, timeout=120)
+    # A server that starts removes the temporary tables of all others from a directory that they share.
+    own = {**os.environ, "TMPDIR": str(directory)}
+    subprocess.run([*command, *options], check=True, capture_output=True, timeout=120, env=own)
 
 
 def _mariadb_command(directory: Path, ports: list[int]) -> list[str]:
@@ -351,6 +353,7 @@ def _mariadb_command(directory: Path, ports: list[int]) -> list[str]:
         "mariadbd",
         "--no-defaults",
         f"--datadir={directory}/data",
+        f"--tmpdir={directory}",
         f"--user={getpass.getuser()}",
         f"--bind-address={HOST}",
         f"--port={ports[0]}",
