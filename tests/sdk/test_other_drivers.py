@@ -11,9 +11,11 @@ import pytest
 from halfnote import SyncTransactionProducer
 from halfnote.barrier import Barrier
 from halfnote.databases.dbapi import DbApi
+from halfnote.inbox import Inbox, Received
 
 from tests.sdk.coordinators import Scripted
-from tests.sdk.sites import mariadb_database, postgres
+from tests.sdk.sites import execute_on_cursor, mariadb_database, postgres
+from tests.sdk.test_inbox import arrived
 from tests.sdk.test_units import ORDER, verdicts
 
 DRIVERS = ["psycopg2", pytest.param("mysql.connector", marks=pytest.mark.slow)]
@@ -119,3 +121,13 @@ async def test_rows_that_were_not_read(driver: str, autocommit: bool) -> None:
                 work()
         there = saved(connect)
     assert (there, verdicts(halfnote)) == (([1], ["commit"]) if driver == "psycopg2" else ([], ["rollback"]))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_inbox_takes_each_message_once(driver: str) -> None:
+    async with connecting(driver) as (dialect, connect):
+        inbox, one = Inbox(DbApi(connect, dialect), "points"), arrived(1)
+        inbox.create_table()
+        for found in (Received.DONE, Received.DUPLICATE):
+            assert inbox.receive(one, lambda _, connection: execute_on_cursor(connection, INSERT)) is found
+        assert saved(connect) == [1]
