@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeAlias
 
 import asyncpg
@@ -64,6 +64,10 @@ KEYED_CONNECTIONS = 2
 
 class PoolBusy(TimeoutError):
     """All connections of the pool, or of a share of it, stayed in use for `pool_timeout_s`."""
+
+
+class NotConnected(ConnectionError):
+    """No connection was opened for a request: it failed, for the reason in `__cause__`, or took too long."""
 
 
 class UnusableDatabase(Exception):
@@ -330,10 +334,19 @@ class PoolShare:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection, as Database.connection does. Raises PoolBusy after `pool_timeout_s`."""
+        """Lend a connection, as Database.connection does.
+
+        Raises PoolBusy after `pool_timeout_s`, and NotConnected if one cannot be opened.
+        """
         await _in_turn(self._free, self._database.pool_timeout_s)
         try:
-            async with self._database.connection() as connection:
+            async with AsyncExitStack() as stack:
+                try:
+                    connection = await stack.enter_async_context(self._database.connection())
+                except PoolBusy:
+                    raise
+                except (*NOT_CONNECTED, TimeoutError) as error:
+                    raise NotConnected(str(error) or type(error).__name__) from error
                 yield connection
         finally:
             self._free.release()

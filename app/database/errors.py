@@ -6,7 +6,7 @@ import asyncpg
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from app.database.connection import PoolBusy
+from app.database.connection import NotConnected, PoolBusy
 from app.errors import (
     DatabaseReadOnly,
     DatabaseUnavailable,
@@ -53,11 +53,12 @@ def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
         return DatabaseUnavailable(
             "All database connections of this process are in use; repeat later.", retry_after_s=RETRY_AFTER_S
         )
+    if isinstance(error, NotConnected):
+        return _problem_of_opening(error, error.__cause__)
     if isinstance(error, DBAPIError) and error.orig is not None:
         # SQLAlchemy wraps what fails while it opens a connection.
-        cause = error.orig.__cause__
-        return problem_of(cause if isinstance(cause, Exception) else ConnectionError(str(error.orig)), transaction_id)
-    state = getattr(error, "sqlstate", None) or ""
+        return _problem_of_opening(error.orig, error.orig.__cause__)
+    state = _state_of(error)
     if state in READ_ONLY:
         return DatabaseReadOnly("The database takes no writes just now; repeat later.", retry_after_s=RETRY_AFTER_S)
     if state in STORAGE_FULL:
@@ -77,3 +78,19 @@ def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
         )
     log.error("defect", exc_info=error)
     return InternalError("Halfnote made a mistake; its log has the trace.")
+
+
+def _problem_of_opening(error: BaseException, cause: BaseException | None) -> Problem:
+    """Turn what was raised while a connection was opened into a problem. No statement of the request was sent."""
+    if isinstance(cause, Exception):
+        if _state_of(cause) in (*READ_ONLY, *STORAGE_FULL) or not isinstance(cause, (asyncpg.PostgresError, *BROKEN)):
+            return problem_of(cause)
+        error = cause
+    log.warning("not_connected", sqlstate=_state_of(error), error=str(error) or type(error).__name__)
+    return DatabaseUnavailable(
+        "The database could not be connected in time; repeat later.", retry_after_s=RETRY_AFTER_S
+    )
+
+
+def _state_of(error: BaseException) -> str:
+    return getattr(error, "sqlstate", None) or ""
