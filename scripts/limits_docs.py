@@ -151,6 +151,10 @@ DELIVERY = (
 PROCESSES = (
     Limit("app.database.connection.LOOP_CONNECTIONS", "pool connections that requests leave to the loops"),
     Limit(
+        "app.database.keyed_share.OPEN_AGAIN_S",
+        "seconds after which another connection for claims is opened if one could not be, while others are in use",
+    ),
+    Limit(
         "app.database.keepalive.SILENT_S",
         "seconds without an answer of the other kernel after which a TCP connection between Halfnote and the database "
         "server is lost",

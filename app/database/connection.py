@@ -212,7 +212,7 @@ class Database:
                     yield raw
                 finally:
                     self.lent.take_back(raw)
-                    if raw.is_closed() or _is_left_open(raw) or self.guard.is_of_standby(raw):
+                    if raw.is_closed() or is_left_open(raw) or self.guard.is_of_standby(raw):
                         await pooled.invalidate()
         except PoolTimeout as error:
             raise PoolBusy("all connections of the pool are in use") from error
@@ -239,7 +239,7 @@ class Database:
             yield kept
         finally:
             self.lent.take_back(kept)
-            if not kept.is_closed() and (_is_left_open(kept) or self.guard.is_of_standby(kept)):
+            if not kept.is_closed() and (is_left_open(kept) or self.guard.is_of_standby(kept)):
                 kept.terminate()
             if kept.is_closed():
                 self._keyed_open -= 1
@@ -368,7 +368,7 @@ class PoolShare:
                     await transaction.rollback()
 
 
-def _is_left_open(connection: Connection) -> bool:
+def is_left_open(connection: Connection) -> bool:
     """Return whether work that was interrupted has left a database transaction open, or may have.
 
     The next one to get the connection would work in it, and nothing would be committed. While the statement that begins
@@ -385,51 +385,6 @@ async def _alive(pooled: AsyncConnection) -> Connection:
         if raw is not None and not raw.is_closed():
             return raw
         await pooled.invalidate()
-
-
-class KeyedShare:
-    """Connections outside the pool for requests whose statements look up rows by key: at most `most`, each keeps plans.
-
-    A connection is opened when it is first needed.
-    """
-
-    def __init__(self, database: Database, most: int) -> None:
-        self._database = database
-        self._free = asyncio.Semaphore(most)
-        self._idle: list[Connection] = []
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection. Raises PoolBusy after `pool_timeout_s`, and what connecting raises."""
-        await _in_turn(self._free, self._database.pool_timeout_s)
-        try:
-            connection = await self._open()
-            lent = self._database.lent
-            lent.lend(connection)
-            try:
-                yield connection
-            finally:
-                lent.take_back(connection)
-                guard = self._database.guard
-                if not connection.is_closed() and (_is_left_open(connection) or guard.is_of_standby(connection)):
-                    connection.terminate()
-                if not connection.is_closed():
-                    self._idle.append(connection)
-        finally:
-            self._free.release()
-
-    async def _open(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-        return await self._database.dedicated()
-
-    async def close(self) -> None:
-        """Close the connections that are free."""
-        for connection in self._idle:
-            connection.terminate()
-        self._idle.clear()
 
 
 async def refuse_unusable(dsn: str) -> None:

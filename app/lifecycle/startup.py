@@ -17,7 +17,8 @@ from app.clock import FIRST_MEASURES, Clock
 from app.config import Settings, unknown_variables
 from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
-from app.database.connection import LOOP_CONNECTIONS, Connection, Database, KeyedShare, PoolShare
+from app.database.connection import LOOP_CONNECTIONS, Connection, Database, PoolShare
+from app.database.keyed_share import KeyedShare
 from app.database.notifier import WakeUps
 from app.database.timelines import LookTimes
 from app.egress.http_client import callback_client

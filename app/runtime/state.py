@@ -12,7 +12,8 @@ from app.admission.request_guard import RequestGuard
 from app.clock import Clock
 from app.config import Settings
 from app.coordinator.commit_lanes import CommitLanes
-from app.database.connection import Database, KeyedShare, PoolShare
+from app.database.connection import Database, PoolShare
+from app.database.keyed_share import KeyedShare
 from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy

@@ -11,8 +11,9 @@ import asyncpg
 import pytest
 
 from app.database import notifier
-from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
+from app.database.connection import Connection, Database, connect, timeline_guard
 from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
+from app.database.keyed_share import KeyedShare
 from app.database.lent_connections import LENT_FOR_LOOKS
 from app.database.timelines import Host, LookTimes, TimelineGuard
 from app.loops import overdue_connections

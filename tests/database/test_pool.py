@@ -14,12 +14,12 @@ from app.database.connection import (
     LOOP_CONNECTIONS,
     Connection,
     Database,
-    KeyedShare,
     PoolBusy,
     PoolShare,
     connect,
 )
 from app.database.errors import problem_of
+from app.database.keyed_share import KeyedShare
 from app.ids import uuid7
 from app.runtime.state import Runtime
 from tests.coordinator.test_races import end_of, now

@@ -9,7 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
+from app.database.connection import Connection, Database, connect, timeline_guard
+from app.database.keyed_share import KeyedShare
 from app.database.timelines import LookTimes, StaleServer, Timeline, hosts_of
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths

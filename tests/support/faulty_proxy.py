@@ -68,6 +68,10 @@ class FaultyProxy:
         """Forward nothing, and keep all connections open."""
         self._forwarding.clear()
 
+    def hold_new(self) -> None:
+        """Forward nothing on connections that come from now on, until `release`."""
+        self._forwarding = asyncio.Event()
+
     def vanish(self) -> None:
         """Acknowledge no packet of any client and send none, as a machine that has lost its power. On Linux only."""
         self._vanished |= self._clients
