@@ -179,6 +179,10 @@ PROCESSES = (
         "app.coordinator.group_commit.END_WITHIN_S",
         "seconds for which the server is asked to end the processes of those that do not wait for a standby",
     ),
+    Limit(
+        "app.store.pull.sweeps.LOOK_AGAIN_S",
+        "seconds after which a worker looks again at a claim that waits for a day that is being removed",
+    ),
     Limit("app.retention.loop.ANSWER_WITHIN_S", "seconds for which upkeep waits for the answer to a statement"),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(

@@ -32,6 +32,8 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         subscriptions = await sweeps.pulled(connection)
         if not subscriptions and not await sweeps.any_claims(connection):
             return StepResult()
+        while await sweeps.put_off(connection, now):
+            pass
         async with connection.transaction():
             taken = await sweeps.take_over(connection, now)
             lapsed = await sweeps.lapsed(connection, list(subscriptions), now) if subscriptions else []

@@ -18,6 +18,7 @@ from app.runtime.state import Runtime
 from app.store.pull import sweeps
 from app.store.pull.claims import HeldMessage, PulledSubscription, pulled
 from app.store.pull.settles import SETTLE, settle_held
+from app.store.pull.sweeps import LOOK_AGAIN_S, PUT_OFF_AT_ONCE
 from tests.support.consumers import Consumer, put_pulled, sweep_after
 from tests.support.days import go_to, long_ago, post_end, post_half
 from tests.support.relay_stepping import order, publish
@@ -129,11 +130,39 @@ async def test_a_day_that_is_being_removed_is_neither_claimed_nor_settled_and_op
     # Upkeep owns its messages meanwhile, so no attempt is counted.
     assert await db.fetchval("select count(*) from pull_claim") == 1
     await db.execute("update day set state = 'open' where day = $1", DAY)
-    await sweep_after(runtime, 10)
-    runtime.clock.fixed = OLD_TIME + timedelta(seconds=20)
+    runtime.clock.fixed = OLD_TIME + timedelta(seconds=10 + LOOK_AGAIN_S)
+    await sweep_after(runtime)
     [again] = await consumer.claim()
     assert (again["offset"], again["attempt"]) == (sent[0], 2)
     assert await consumer.ack(again) == [200]
+
+
+async def test_claims_that_wait_for_a_day_are_put_off_and_what_comes_after_them_is_not(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    [old] = await publish(client, order(1))
+    await consumer.claim(invisible_s=1)
+    many = PUT_OFF_AT_ONCE + 1
+    await db.execute(
+        "insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, "
+        "positions) select subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, positions "
+        "from pull_claim cross join generate_series(2, $1)",
+        many,
+    )
+    await go_to(runtime, db, OLD_TIME + timedelta(days=1))
+    [new] = await publish(client, order(2))
+    await consumer.claim(invisible_s=1)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    # One step, for what is put off and for what is over.
+    now = runtime.clock.now() + timedelta(seconds=10)
+    assert (await sweep.step(runtime, now)).done == 1
+    assert await db.fetch('select "offset", attempts from delivery_retry') == [(new, 1)]
+    later = now + timedelta(seconds=LOOK_AGAIN_S)
+    assert await db.fetch("select sweep_at, count(*) from pull_claim group by 1") == [(later, many)]
+    # They are late then, and still wait.
+    assert (await sweep.step(runtime, later)).done == 0
+    assert await db.fetchval("select count(*) from pull_claim where sweep_at > $1", later) == many
+    assert await db.fetchval('select min("offset") from checkpoint') == old - 1
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -160,6 +189,7 @@ async def test_a_day_that_is_being_removed_keeps_no_message_of_another_day_from_
     assert (again["offset"], again["attempt"]) == (new, 2)
     assert await consumer.ack(claimed[1], again) == [409, 200]
     await db.execute("update day set state = 'open' where day = $1", DAY)
+    runtime.clock.fixed += timedelta(seconds=LOOK_AGAIN_S)
     await sweep_after(runtime)
     assert [(one["offset"], one["attempt"]) for one in await consumer.claim()] == ([] if settled else [(old, 2)])
     assert await db.fetchval("select count(*) from pull_claim") == 0
@@ -177,7 +207,7 @@ async def test_what_is_left_in_a_claim_goes_with_its_day(
     await sweep_after(runtime, 40)
     assert await db.fetchval("select count(*) from pull_claim") == 1
     await retention_loop.step(runtime, MUCH_LATER)
-    await sweep_after(runtime, 40)
+    await sweep_after(runtime, 40 + LOOK_AGAIN_S)
     assert await db.fetchval("select count(*) from pull_claim") == 0
     assert await dead(db) == [old]
     runtime.clock.fixed += timedelta(seconds=50)

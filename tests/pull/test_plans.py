@@ -9,6 +9,7 @@ from app.database.connection import Connection
 from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIM_NEXT, SETTLED, ClaimStatement, HeldMessage
 from app.store.pull.held_retries import HELD, LOCK_HELD
 from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER
+from app.store.pull.sweeps import CLAIMS_AT_ONCE, PUT_OFF, PUT_OFF_AT_ONCE, TAKE_OVER, put_off
 from app.store.pull.waiting import CLAIMABLE, SPAN
 from app.store.pull.waiting_limits import LOCK_WAITING, OLDEST, OLDEST_AHEAD, PASS_OVER, PASSER, WAITING_ROWS
 from app.store.pull.waiting_limits import SPAN as SPAN_PASSED
@@ -177,3 +178,36 @@ async def test_held_rows_are_found_by_their_key_whatever_the_plan_was_made_for(f
     # One row for each handle by the key, and one by its place.
     assert {scan.index for scan in of_rows} == {"delivery_retry_pkey", None}
     assert sum(scan.rows for scan in of_rows) <= 2 * 50
+
+
+@BOTH_PLANS
+async def test_claims_that_wait_for_a_day_are_read_once_and_then_passed_by_the_index(
+    full: Connection, generic: bool
+) -> None:
+    rows = await full.fetch("select transaction_id, position from outbox order by transaction_id limit 100")
+    await full.executemany(
+        "insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, "
+        "positions) values (1, $1, 100, $2, $2, $2, $3, $4)",
+        [
+            (n, NOW - timedelta(hours=1, seconds=n), [row[0] for row in rows], [row[1] for row in rows])
+            for n in range(3 * PUT_OFF_AT_ONCE)
+        ],
+    )
+    # As on the connections of these statements; a scan of one page costs less than an index.
+    await full.execute("analyze pull_claim; set enable_seqscan = off")
+
+    async def read(statement: str) -> float:
+        found = await scans(full, statement, ["timestamptz"], [NOW], generic=generic)
+        assert sequential_scans(found) == []
+        return sum(scan.rows for scan in found if scan.table == "pull_claim")
+
+    # Nothing to put off, and few to take over.
+    assert await read(PUT_OFF) == 0
+    assert await read(TAKE_OVER) <= 3 * CLAIMS_AT_ONCE
+    await full.execute("update day set state = 'archiving' where low <= $1 and high > $1", rows[0]["transaction_id"])
+    # Each once to look at it, and once to put it off.
+    assert PUT_OFF_AT_ONCE <= await read(PUT_OFF) <= 2 * PUT_OFF_AT_ONCE
+    for _ in range(3):
+        assert await put_off(full, NOW) == PUT_OFF_AT_ONCE
+    assert await put_off(full, NOW) == 0
+    assert await read(PUT_OFF) == await read(TAKE_OVER) == 0

@@ -10,12 +10,35 @@ from app.store.pull.held_retries import Ctid
 
 CLAIMS_AT_ONCE = 4
 ROWS_AT_ONCE = 500
+# Claims of which all that is left waits for a day that is being removed: so many are put off in one statement, because
+# each is read whole, and they are looked at again after so long.
+PUT_OFF_AT_ONCE = 100
+LOOK_AGAIN_S = 30
 
 # What of a claim {0} is not settled, and whether its day is being removed.
 _LEFT = """unnest({0}.transaction_ids, {0}.positions) with ordinality as m(transaction_id, position, n)
 cross join lateral (
   select exists (select from closing d where d.low <= m.transaction_id and d.high > m.transaction_id) as waits
 ) w"""
+
+# Claims that are due and of which all that is not settled waits are looked at later, so that the index leads past them.
+# Without a day that is being removed nothing is read. Served by pull_claim_sweep; other workers skip them.
+PUT_OFF = f"""
+with closing as materialized (
+  select low, high from day where state = 'archiving'
+), due as materialized (
+  select c.* from pull_claim c
+  where c.sweep_at <= $1 and exists (select from closing)
+  order by c.sweep_at limit {PUT_OFF_AT_ONCE} for update skip locked
+), waiting as materialized (
+  select c.subscription_id, c.claim_id from due c
+  where exists (select from {_LEFT.format("c")} where w.waits and m.n <> all(c.settled))
+    and not exists (select from {_LEFT.format("c")} where not w.waits and m.n <> all(c.settled))
+)
+update pull_claim c set sweep_at = $1 + interval '{LOOK_AGAIN_S} s'
+from waiting v
+where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id
+"""  # noqa: S608 -- constants
 
 # A claim whose time is over, or that lasts long: it is deleted, and the caller settles what it had in the same database
 # transaction. Served by pull_claim_sweep; other workers skip it. Messages of a day that is being removed wait in their
@@ -36,7 +59,7 @@ with closing as materialized (
   delete from pull_claim c using over v
   where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id and not v.waits
 ), kept as (
-  update pull_claim c set settled = c.settled || array(
+  update pull_claim c set sweep_at = $1 + interval '{LOOK_AGAIN_S} s', settled = c.settled || array(
     select m.n::smallint from {_LEFT.format("v")} where not w.waits and m.n <> all(v.settled)
   )
   from over v
@@ -49,7 +72,7 @@ from over c cross join lateral {_LEFT.format("c")} cross join lateral (
 ) o
 where not w.waits and m.n <> all(c.settled)
 order by c.subscription_id, o."offset"
-"""  # noqa: S608 -- a number of ours
+"""  # noqa: S608 -- constants
 
 # Rows whose time is over. Only rows of these subscriptions are held by consumers. Served by delivery_retry_due, one
 # range for each replay that has rows.
@@ -142,6 +165,11 @@ async def pulled(connection: Connection) -> dict[int, Pulled]:
 async def any_claims(connection: Connection) -> bool:
     """Return whether there is any claim, of a deleted subscription too."""
     return bool(await connection.fetchval("select exists (select from pull_claim)"))
+
+
+async def put_off(connection: Connection, now: datetime) -> int:
+    """Put off claims of which all that is not settled waits for a day that is being removed; return how many."""
+    return int((await connection.execute(PUT_OFF, now)).rpartition(" ")[2])
 
 
 async def take_over(connection: Connection, now: datetime) -> list[OverClaimed]:
