@@ -66,7 +66,7 @@ class PoolBusy(TimeoutError):
     """All connections of the pool, or of a share of it, stayed in use for `pool_timeout_s`."""
 
 
-class NotConnected(ConnectionError):
+class NoConnection(ConnectionError):
     """No connection was opened for a request: it failed, for the reason in `__cause__`, or took too long."""
 
 
@@ -336,7 +336,7 @@ class PoolShare:
     async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection, as Database.connection does.
 
-        Raises PoolBusy after `pool_timeout_s`, and NotConnected if one cannot be opened.
+        Raises PoolBusy after `pool_timeout_s`, and NoConnection if one cannot be opened.
         """
         await _in_turn(self._free, self._database.pool_timeout_s)
         try:
@@ -346,7 +346,7 @@ class PoolShare:
                 except PoolBusy:
                     raise
                 except (*NOT_CONNECTED, TimeoutError) as error:
-                    raise NotConnected(str(error) or type(error).__name__) from error
+                    raise NoConnection(str(error) or type(error).__name__) from error
                 yield connection
         finally:
             self._free.release()

@@ -6,7 +6,7 @@ import asyncpg
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from app.database.connection import NotConnected, PoolBusy
+from app.database.connection import NoConnection, PoolBusy
 from app.errors import (
     DatabaseReadOnly,
     DatabaseUnavailable,
@@ -53,7 +53,7 @@ def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
         return DatabaseUnavailable(
             "All database connections of this process are in use; repeat later.", retry_after_s=RETRY_AFTER_S
         )
-    if isinstance(error, NotConnected):
+    if isinstance(error, NoConnection):
         return _problem_of_opening(error, error.__cause__)
     if isinstance(error, DBAPIError) and error.orig is not None:
         # SQLAlchemy wraps what fails while it opens a connection.

@@ -16,7 +16,7 @@ from contextvars import Context
 
 import structlog
 
-from app.database.connection import Connection, Database, NotConnected, PoolBusy, is_left_open
+from app.database.connection import Connection, Database, NoConnection, PoolBusy, is_left_open
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ class KeyedShare:
     async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection.
 
-        Raises PoolBusy if all stay in use for `pool_timeout_s`, and NotConnected if there was none for it, and one
+        Raises PoolBusy if all stay in use for `pool_timeout_s`, and NoConnection if there was none for it, and one
         could not be opened.
         """
         connection = await self._take()
@@ -101,7 +101,7 @@ class KeyedShare:
         self._waiting.remove(waiting)
         within = f"within {self._database.pool_timeout_s:g} s"
         if self._in_use < self._most:
-            raise NotConnected(f"no connection was opened {within}") from self._failure
+            raise NoConnection(f"no connection was opened {within}") from self._failure
         raise PoolBusy(f"requests use all of their database connections, and gave none back {within}")
 
     def _give_back(self, connection: Connection) -> None:
@@ -146,7 +146,7 @@ class KeyedShare:
                 self._pause = asyncio.get_running_loop().call_later(OPEN_AGAIN_S, self._open_again)
             return
         while self._waiting:
-            error = NotConnected(reason)
+            error = NoConnection(reason)
             error.__cause__ = failure
             self._waiting.popleft().set_exception(error)
 

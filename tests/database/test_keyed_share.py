@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from app.database.connection import Connection, Database, NotConnected, PoolBusy
+from app.database.connection import Connection, Database, NoConnection, PoolBusy
 from app.database.keyed_share import KeyedShare
 from tests.conftest import assembled, client_of, register_group, settings_of
 from tests.database.test_not_connected import TEXT, refuse
@@ -110,7 +110,7 @@ async def test_requests_fail_at_once_if_no_connection_is_there_or_can_be_opened(
         async with asyncio.timeout(SOON_S):
             failed = await asyncio.gather(*(used(share) for _ in range(4)), return_exceptions=True)
         for error in failed:
-            assert isinstance(error, NotConnected)
+            assert isinstance(error, NoConnection)
             assert isinstance(error.__cause__, asyncpg.ObjectNotInPrerequisiteStateError)
         await refuse(dsn, refuses=False)
         async with asyncio.timeout(SOON_S):
@@ -122,12 +122,12 @@ async def test_what_is_not_open_in_time_is_not_connected_and_what_stays_in_use_i
 ) -> None:
     async with share_of(through(proxy, dsn), 1, pool_timeout_s=0.2) as share:
         proxy.hold_new()
-        with pytest.raises(NotConnected, match=r"within 0\.2 s"):
+        with pytest.raises(NoConnection, match=r"within 0\.2 s"):
             await used(share)
         proxy.release()
         async with AsyncExitStack() as stack:
             for _ in range(100):
-                with suppress(NotConnected):
+                with suppress(NoConnection):
                     await stack.enter_async_context(share.connection())
                     break
             with pytest.raises(PoolBusy):

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
-from app.database.connection import Database, NotConnected, PoolShare, connect
+from app.database.connection import Database, NoConnection, PoolShare, connect
 from app.database.errors import problem_of
 from tests.support.faulty_proxy import FaultyProxy, through
 
@@ -35,7 +35,7 @@ async def test_a_request_of_the_pool_says_that_the_database_could_not_be_connect
         await refuse(dsn)
     database = Database(dsn if how == "refuses" else gone, pool_size=1)
     try:
-        with pytest.raises((NotConnected, DBAPIError)) as failed:
+        with pytest.raises((NoConnection, DBAPIError)) as failed:
             async with PoolShare(database, 1).connection():
                 raise AssertionError("there is no connection")
     finally:
@@ -57,6 +57,6 @@ async def test_a_request_of_the_pool_says_that_the_database_could_not_be_connect
     ],
 )
 def test_the_problem_of_a_connection_that_was_not_opened_is_of_its_cause(cause: Exception, slug: str) -> None:
-    error = NotConnected("no connection")
+    error = NoConnection("no connection")
     error.__cause__ = cause
     assert problem_of(error).slug == slug
