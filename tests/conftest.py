@@ -26,6 +26,7 @@ from app.secrets.key_file import new_key
 from app.secrets.vault import GROUP_SECRETS
 from tests.support import postgres
 from tests.support.examples import examples
+from tests.support.garbage import pytest_collection, pytest_collection_finish
 from tests.support.pool_guard import lend_one_at_a_time
 from tests.support.postgres import data_dir, pytest_configure, pytest_unconfigure
 from tests.support.selection import (
@@ -56,6 +57,8 @@ os.environ["HALFNOTE_SECRETS_KEY_FILE"] = _keys
 
 __all__ = [
     "data_dir",
+    "pytest_collection",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",

@@ -1,6 +1,7 @@
 """Which tests belong to which run."""
 
 import ast
+import gc
 import os
 import subprocess
 import sys
@@ -55,6 +56,12 @@ def test_every_case_that_is_named_exists() -> None:
     files = sorted({case.partition("::")[0] for case in cases})
     collected = subprocess.run([*command, *files], cwd=TESTS.parent, capture_output=True, text=True, check=True)
     assert cases <= set(collected.stdout.splitlines())
+
+
+def test_garbage_of_tests_is_collected_and_what_was_collected_with_them_is_left_alone() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 1000
+    assert not any(found is tests.conftest for found in gc.get_objects())
 
 
 def test_marks_follow_from_the_path() -> None:
