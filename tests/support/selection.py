@@ -10,6 +10,7 @@ a seventh of the list of files later than the day before. `HALFNOTE_TEST_UNTIL`:
 not begun by then is not run, and the summary lists it as not reached. No test is cut in the middle.
 """
 
+import functools
 import itertools
 import os
 import time
@@ -101,8 +102,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their path, before `-m` is applied, and order them by the day if one is named."""
     for item in items:
-        path = _relative(item.path) or ""
-        for mark in marks_of(path):
+        path, marks = _path_and_marks(item.path)
+        for mark in marks:
             item.add_marker(mark)
         case = item.nodeid.partition("::")[2]
         if {case, case.partition("[")[0]} & set(slow_tests.TESTS.get(path, ())):
@@ -147,6 +148,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for title, tests in (("run", ran), ("not reached", missed)):
         for file, of_file in itertools.groupby(tests, key=lambda test: test.partition("::")[0]):
             terminalreporter.write_line(f"{title}: {file} ({len(list(of_file))})")
+
+
+@functools.cache
+def _path_and_marks(path: Path) -> tuple[str, set[str]]:
+    """Return a file's name relative to tests/, and its marks; a file has many tests."""
+    relative = _relative(path) or ""
+    return relative, marks_of(relative)
 
 
 def _relative(path: Path) -> str | None:
