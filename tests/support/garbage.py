@@ -1,7 +1,7 @@
 """No garbage collection while tests are collected: what is made then stays until the end of the run.
 
-Without these hooks Python looks through all modules and tests again and again: two of nine CPU seconds of each process
-that collects, and more at each full collection while tests run.
+Without these hooks Python looks through all modules and tests again and again: more than one of nine CPU seconds of
+each process that collects.
 """
 
 import atexit
