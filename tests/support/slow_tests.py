@@ -140,7 +140,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "coordinator/test_races.py": ("test_twelve_connections_and_both_verdicts",),
     "database/test_lost_server.py": (
-        "test_a_statement_ends_that_a_frozen_server_never_answers[keyed]",
         "test_a_first_host_that_does_not_answer_is_passed_over",
         "test_a_loop_with_its_own_connection_does_not_wait_for_ever",
         "test_a_server_that_stops_answering_after_the_login_is_given_up",
@@ -276,7 +275,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "project/test_bench_peers.py": ("test_each_half_has_its_end[ahead]",),
     "project/test_bench_relay.py": ("test_a_client_alone_publishes_to_the_broker", "test_a_row_measures_a_real_relay"),
     "project/test_embedded_programs.py": ("test_embedded_imports_resolve",),
-    "project/test_failed_once_more.py": ("test_a_run_that_the_time_limit_cut_is_an_error_only_for_what_fails_again",),
     "project/test_proof_docs.py": ("test_options_that_are_named_exist",),
     "project/test_readme.py": ("test_order_1030_by_hand",),
     "project/test_selection.py": ("test_a_run_that_is_killed_in_the_middle_of_a_test_leaves_nothing_running",),
