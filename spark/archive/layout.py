@@ -163,13 +163,22 @@ def damaged_files(files: Files, place: str, listed: Sequence[Mapping[str, Any]])
     """Return which of a manifest's `files` are missing or have other bytes, as texts; reads them completely."""
     found = []
     for file in listed:
-        whole = f"{place}/{file['path']}"
-        if not files.exists(whole):
+        wrong = wrong_lengths(files, place, [file])
+        if not wrong and files.sha256(f"{place}/{file['path']}") != file["sha256"]:
+            wrong = [f"{file['path']} has other bytes than were written (SHA-256)"]
+        found += wrong
+    return found
+
+
+def wrong_lengths(files: Files, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which of a manifest's `files` are missing or have another length, as texts; one request a file."""
+    found = []
+    for file in listed:
+        length = files.length(f"{place}/{file['path']}")
+        if length is None:
             found.append(f"{file['path']} is missing")
-        elif files.size(whole) != file["bytes"]:
-            found.append(f"{file['path']} has {files.size(whole)} bytes instead of {file['bytes']}")
-        elif files.sha256(whole) != file["sha256"]:
-            found.append(f"{file['path']} has other bytes than were written (SHA-256)")
+        elif length != file["bytes"]:
+            found.append(f"{file['path']} has {length} bytes instead of {file['bytes']}")
     return found
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from spark import manifest
-from spark.archive.layout import BESIDE, MANIFEST, manifest_of
+from spark.archive.layout import BESIDE, MANIFEST, manifest_of, wrong_lengths
 from spark.archive.records import ArchivedDay
 from spark.engine.filesystem import FAILURES, Files, name_of
 from spark.errors import RunFailedError
@@ -62,19 +62,24 @@ def found_manifest(files: Files, place: str) -> Mapping[str, Any] | str | None:
 
 
 def is_whole(files: Files, place: str, described: Mapping[str, Any]) -> bool:
-    """Return whether an attempt is there as its row describes it: manifest.json, and each file with its length.
-
-    Reads no rows; false if they cannot be reached. While a redaction is unfinished, manifest.json may still be the one
-    before it.
-    """
+    """Return whether an attempt is there as its row describes it; false if its files cannot be reached."""
     try:
-        if "rubbish" not in described and found_manifest(files, place) != described:
-            return False
-        listed = [file for held in described["tables"].values() for file in held["files"]]
-        paths = [(f"{place}/{file['path']}", file["bytes"]) for file in [*listed, *described.get(BESIDE, ())]]
-        return all(files.exists(path) and files.size(path) == size for path, size in paths)
+        return not lacking(files, place, described)
     except (RunFailedError, *FAILURES):
         return False
+
+
+def lacking(files: Files, place: str, described: Mapping[str, Any]) -> list[str]:
+    """Return what of an attempt is not there as its row describes it: manifest.json, or a file with its length.
+
+    Reads no rows: one request for each file. While a redaction is unfinished, manifest.json may still be the one before
+    it.
+    """
+    listed = [file for held in described["tables"].values() for file in held["files"]]
+    found = wrong_lengths(files, place, [*listed, *described.get(BESIDE, ())])
+    if "rubbish" not in described and found_manifest(files, place) != described:
+        found.insert(0, f"{MANIFEST} is not what the database has")
+    return found
 
 
 def has_all(kept: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

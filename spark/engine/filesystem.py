@@ -47,6 +47,10 @@ class Files(ABC):
         """Return a file's length in bytes."""
 
     @abstractmethod
+    def length(self, place: str) -> int | None:
+        """Return a file's length in bytes, or None if it does not exist; one request to the filesystem."""
+
+    @abstractmethod
     def sha256(self, place: str) -> str:
         """Return the SHA-256 of a file's bytes, as hex; reads it in pieces."""
 
@@ -139,6 +143,14 @@ class FilesOfSpark(Files):
         system, path = self._at(place)
         return int(system.getFileStatus(path).getLen())
 
+    def length(self, place: str) -> int | None:
+        try:
+            return self.size(place)
+        except Py4JJavaError as error:
+            if not str(error.java_exception.toString()).startswith("java.io.FileNotFoundException"):
+                raise
+            return None
+
     def sha256(self, place: str) -> str:
         system, path = self._at(place)
         stream = system.open(path)
@@ -219,6 +231,10 @@ class FilesHere(Files):
 
     def size(self, place: str) -> int:
         return int(self._found(place).size)
+
+    def length(self, place: str) -> int | None:
+        found = self._found(place)
+        return int(found.size) if found.type == fs.FileType.File else None
 
     def sha256(self, place: str) -> str:
         system, path = _here(place)

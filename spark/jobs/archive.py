@@ -24,10 +24,10 @@ from spark.archive import records
 from spark.archive.addresses import moved_days, record_moved, refuse_moved
 from spark.archive.cleanup import DAY, finish_redactions, remove_attempt, remove_expired, remove_rubbish
 from spark.archive.files import sync
-from spark.archive.layout import MANIFEST, manifest_of, problems
+from spark.archive.layout import MANIFEST, NAMED_AT_MOST, manifest_of, problems
 from spark.archive.owner import own, wrong_owners
 from spark.archive.records import ArchivedDay
-from spark.archive.removal import REPLACES, has_all, is_named
+from spark.archive.removal import REPLACES, has_all, is_named, lacking
 from spark.archive.replacement import refuse_changed, replaced
 from spark.archive.writer import read_back, write_day
 from spark.engine.filesystem import FAILURES, Files, files_for, name_of
@@ -100,7 +100,7 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
     run = ArchiveRun(spark, connection, files, root, bodies, given.url, progress)
     for day in _wanted(connection, given.day):
         try:
-            if given.day or not _is_archived(connection, files, day):
+            if given.day or not _is_archived(connection, files, day, progress):
                 _archive_day(run, day, asked=bool(given.day))
         except (RunFailedError, *FAILURES, psycopg.Error) as error:
             if connection.closed:
@@ -138,8 +138,11 @@ def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
     return [day for day in here.values() if day.final or day.state == "archiving" or day.archive is not None]
 
 
-def _is_archived(connection: Connection, files: Files, day: ArchivedDay) -> bool:
-    """Return whether a day has an archive that is there, and has as many rows as its tables, or needs none any more."""
+def _is_archived(connection: Connection, files: Files, day: ArchivedDay, progress: Progress) -> bool:
+    """Return whether a day has an archive that is there, and has as many rows as its tables, or needs none any more.
+
+    The lengths of its files are compared, not their bytes.
+    """
     if day.archive is None or day.archive_manifest is None or day.differs or "archive_differs" in day.held:
         return False
     rows = {table: held["rows"] for table, held in day.archive_manifest["tables"].items()}
@@ -148,7 +151,13 @@ def _is_archived(connection: Connection, files: Files, day: ArchivedDay) -> bool
     except psycopg.errors.UndefinedTable:
         # Upkeep has removed the day, which its archive equals.
         return records.day_of(connection, day.day).state == "gone"
-    return same and files.exists(f"{day.archive}/{MANIFEST}")
+    if not same:
+        return False
+    missing = lacking(files, day.archive, day.archive_manifest)
+    if missing:
+        words = f"{day.day} has to be archived again, {day.archive} is not whole: {'; '.join(missing[:NAMED_AT_MOST])}"
+        progress.say("archive_not_whole", words, day=day.day, archive=day.archive)
+    return not missing
 
 
 def _archive_day(run: ArchiveRun, day: ArchivedDay, *, asked: bool) -> None:

@@ -33,6 +33,11 @@ def test_files_are_written_listed_moved_and_removed(files: Files, scheme: str, t
     assert files.children(f"{root}/missing") == []
     assert [files.is_directory(f"{root}/new{name}") for name in ("", "/below", "/_SUCCESS")] == [True, True, False]
     assert (files.size(file), files.read_text(file)) == (2, "ä")
+    assert (files.length(file), files.length(f"{root}/new/missing"), files.length(f"{root}/none/missing")) == (
+        2,
+        None,
+        None,
+    )
     assert files.sha256(file) == hashlib.sha256("ä".encode()).hexdigest()
     assert files.qualified(f"{root}/") == f"file:{tmp_path}/a day ü"
 
