@@ -6,8 +6,8 @@ from uuid import UUID
 
 from spark.archive import records
 from spark.archive.files import sync
-from spark.archive.layout import MANIFEST
-from spark.archive.records import ArchivedDay
+from spark.archive.layout import MANIFEST, NAMED_AT_MOST, wrong_lengths
+from spark.archive.records import ArchivedDay, manifest_in
 from spark.archive.removal import Fate, fate, found_manifest, is_named, is_whole
 from spark.engine.filesystem import FAILURES, Files, is_below, name_of
 from spark.engine.progress import Progress
@@ -34,17 +34,36 @@ def finish_redactions(connection: Connection, files: Files) -> list[str]:
 def finish_redaction(connection: Connection, files: Files, day: ArchivedDay) -> None:
     """Remove the files that a day's redaction replaced, and write its manifest beside the others.
 
-    Raises RunFailedError if the archive is not there, because its files would be taken for removed.
+    Raises RunFailedError if the archive is not there, because its files would be taken for removed, or if it lacks
+    halves.
     """
-    assert day.archive_manifest is not None
+    stored = manifest_in(day)
     if not files.exists(f"{day.archive}/{MANIFEST}"):
         raise RunFailedError(f"{day.archive}/{MANIFEST} does not exist. Is the archive mounted?")
-    described = {name: value for name, value in day.archive_manifest.items() if name != "rubbish"}
-    for path in day.archive_manifest["rubbish"]:
+    refuse_without_halves(files, day)
+    for path in stored["rubbish"]:
         files.remove(f"{day.archive}/{path}")
+    described = {name: value for name, value in stored.items() if name != "rubbish"}
     files.write_text(f"{day.archive}/{MANIFEST}", json.dumps(described, indent=1))
     sync([f"{day.archive}/{MANIFEST}"])
     records.redescribe(connection, day, described)
+
+
+def refuse_without_halves(files: Files, day: ArchivedDay) -> None:
+    """Raise RunFailedError if a file of halves that the day's row names is missing, or has another length.
+
+    A database that went back to a time during a redaction names the file that was replaced, and calls the other one
+    rubbish, which is then the only copy. Other tables are not compared: a redaction replaces none of their files, and
+    their damage must not keep a body.
+    """
+    missing = wrong_lengths(files, str(day.archive), manifest_in(day)["tables"]["half"]["files"])
+    if missing:
+        raise RunFailedError(
+            f"{day.archive} has not what the database names: {'; '.join(missing[:NAMED_AT_MOST])}. Nothing is removed. "
+            "If the database went back to an earlier time, a later redaction may have replaced the file: "
+            'docs/archive.md, "A redaction that the database does not know". If not, restore the file from the '
+            "storage's versions or backups, then run this again."
+        )
 
 
 def remove_rubbish(connection: Connection, files: Files, root: str, progress: Progress, *, report: bool) -> int:

@@ -18,7 +18,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from spark.archive import records
-from spark.archive.cleanup import attempts, finish_redaction, finish_redactions
+from spark.archive.cleanup import attempts, finish_redaction, finish_redactions, refuse_without_halves
 from spark.archive.files import sync
 from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
 from spark.archive.records import ArchivedDay, manifest_in
@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = records.day_of(connection, day)
                 if "rubbish" in manifest_in(found):
                     raise RunFailedError(" ".join(unfinished))
+                refuse_without_halves(files_for(spark), found)
                 _refuse_attempts(files_for(spark), found)
                 _refuse_reissues(spark, connection, found, message, wanted)
             for message, day in days.items():
@@ -157,7 +158,7 @@ def redact(
         audit.record(connection, "archive.redact", message, **record)
     try:
         finish_redaction(connection, files, day)
-    except FAILURES as error:
+    except (RunFailedError, *FAILURES) as error:
         raise UnfinishedError(
             f"The body is taken out of the archive of {day.day}, but a file that still has it could not be removed: "
             f"{root_cause(str(error))}. The next halfnote archive or redact tries again."
