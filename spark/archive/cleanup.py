@@ -1,7 +1,9 @@
 """Removes attempts that are not needed, files that a redaction replaced, and days past their retention."""
 
 import json
+from collections.abc import Mapping
 from datetime import date, datetime
+from typing import Any
 from uuid import UUID
 
 from spark.archive import records
@@ -41,11 +43,12 @@ def finish_redaction(connection: Connection, files: Files, day: ArchivedDay) -> 
     if not files.exists(f"{day.archive}/{MANIFEST}"):
         raise RunFailedError(f"{day.archive}/{MANIFEST} does not exist. Is the archive mounted?")
     refuse_without_halves(files, day)
+    # manifest.json names the new files before the old ones leave, and both while both may be there.
+    write_manifest(files, day, stored)
     for path in stored["rubbish"]:
         files.remove(f"{day.archive}/{path}")
     described = {name: value for name, value in stored.items() if name != "rubbish"}
-    files.write_text(f"{day.archive}/{MANIFEST}", json.dumps(described, indent=1))
-    sync([f"{day.archive}/{MANIFEST}"])
+    write_manifest(files, day, described)
     records.redescribe(connection, day, described)
 
 
@@ -64,6 +67,13 @@ def refuse_without_halves(files: Files, day: ArchivedDay) -> None:
             'docs/archive.md, "A redaction that the database does not know". If not, restore the file from the '
             "storage's versions or backups, then run this again."
         )
+
+
+def write_manifest(files: Files, day: ArchivedDay, described: Mapping[str, Any]) -> None:
+    """Write another manifest.json of a day's archive, to the disk."""
+    place = f"{day.archive}/{MANIFEST}"
+    files.write_text(place, json.dumps(described, indent=1))
+    sync([place])
 
 
 def remove_rubbish(connection: Connection, files: Files, root: str, progress: Progress, *, report: bool) -> int:

@@ -5,8 +5,8 @@ others. Only the files that the manifest names count. A manifest is
 `{version, day, seen_at, written_at, bodies, largest_body, tables, beside, redacted, replaces}`; a table in it is that
 of spark/manifest.py and its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `beside` has the other
 files, which the rules need, as `[{path, bytes, sha256}]`; `redacted` is `[{message_id, at, actor, reason}]`; `replaces`
-has the names of attempts, and archives of earlier versions lack it. During a redaction the manifest in Postgres also
-has `rubbish`, paths.
+has the names of attempts, and archives of earlier versions lack it. During a redaction the manifest, in Postgres and
+in the file, also has `rubbish`, the paths that are not in use.
 """
 
 import json

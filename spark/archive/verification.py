@@ -38,7 +38,8 @@ def _problems(files: Files, place: str, stored: Mapping[str, Any]) -> dict[str, 
     """Return the faults of the archive's files by table, those of its other files, and those of manifest.json."""
     found = damage(files, place, stored)
     try:
-        if manifest_of(files, place) != {name: value for name, value in stored.items() if name != "rubbish"}:
+        # During a redaction it may be the one before.
+        if manifest_of(files, place) != stored and "rubbish" not in stored:
             found[MANIFEST] = [f"{MANIFEST} is not what the database has"]
     except RunFailedError as error:
         found[MANIFEST] = [str(error)]

@@ -18,7 +18,13 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from spark.archive import records
-from spark.archive.cleanup import attempts, finish_redaction, finish_redactions, refuse_without_halves
+from spark.archive.cleanup import (
+    attempts,
+    finish_redaction,
+    finish_redactions,
+    refuse_without_halves,
+    write_manifest,
+)
 from spark.archive.files import sync
 from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
 from spark.archive.records import ArchivedDay, manifest_in
@@ -143,6 +149,7 @@ def redact(
     aside, name = f"redact-{uuid4()}", f"half/redacted-{uuid4()}.zstd.parquet"
     # Record the new names before any file is written, so that an interruption leaves only known files.
     day = records.redescribe(connection, day, {**manifest_in(day), "rubbish": [aside, name]})
+    write_manifest(files, day, manifest_in(day))
     _write_without(spark, files, day, old, aside, name, _is_it(message))
     (new,) = entries(spark, files, str(day.archive), "half", [name])
     if TableManifest.of(new) != TableManifest.of(old):

@@ -1,15 +1,19 @@
-"""Redactions of which the database has an earlier state: no row is lost."""
+"""Redactions that a kill or an earlier state of the database interrupted: they finish, and no row is lost."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from spark.jobs import archive, redact
+from spark.archive import records
+from spark.engine.filesystem import FilesOfSpark
+from spark.jobs import archive, reconcile, redact
 from tests.spark.archives import DAY, MadeDay, path_of, row_of
+from tests.spark.days import rows
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -108,3 +112,76 @@ def test_a_redaction_that_the_database_forgot_is_named(
     assert "A redaction that the database does not know" in said
     write_row(dsn, (place / "manifest.json").read_text())
     assert take_out(dsn, message_id) == 0
+
+
+class Killed(BaseException):
+    """No program catches it, as none catches a kill."""
+
+
+def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Have the next program end before this step: a write in the archive, or to the day's row."""
+    left = [step]
+
+    def counted(does: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*given: Any, **named: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return does(*given, **named)
+
+        return instead
+
+    for name in ("write_text", "remove", "replace"):
+        monkeypatch.setattr(FilesOfSpark, name, counted(getattr(FilesOfSpark, name)))
+    monkeypatch.setattr(records, "redescribe", counted(records.redescribe))
+
+
+@pytest.mark.slow
+def test_a_redaction_that_is_killed_before_any_step_is_no_damage_and_is_finished(
+    archived_day_made: MadeDay,
+    dsn: str,
+    root: Path,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    messages = [f"{one}-{position}" for one in archived_day_made.ids[:3] for position in (0, 1)]
+    proof = ["--from-parquet", str(place), "--out", str(tmp_path / "out"), "--staging", str(tmp_path / "staging")]
+    intact, done, step = reconcile.main(proof), 0, 0
+    assert intact in (0, 3)
+    while True:
+        message_id = messages[done]
+        before = json.dumps(row_of(dsn).archive_manifest)
+        with monkeypatch.context() as patch:
+            killed_before(patch, step)
+            try:
+                ended = take_out(dsn, message_id)
+            except Killed:
+                ended = None
+        if ended is not None:
+            break
+        capsys.readouterr()
+        assert run(dsn, root, "--verify") == 0, (step, capsys.readouterr().err)
+        unfinished = "rubbish" in (row_of(dsn).archive_manifest or {})
+        assert (f"A redaction of {DAY} is not finished" in capsys.readouterr().err) == unfinished
+        assert unfinished == (step > 0)
+        assert reconcile.main(proof) == intact, (step, capsys.readouterr().err)
+        body_of(place, message_id)
+        assert run(dsn, root) == 0
+        stored = row_of(dsn).archive_manifest
+        assert stored is not None
+        assert json.loads((place / "manifest.json").read_text()) == stored
+        listed = [file["path"] for file in stored["tables"]["half"]["files"]]
+        assert [f"half/{file.name}" for file in (place / "half").iterdir()] == listed
+        assert not list(place.glob("redact-*"))
+        is_done = json.dumps(stored) != before
+        assert (body_of(place, message_id) is None) == is_done
+        done += is_done
+        step += 1
+    assert ended == 0
+    # The row is written three times, manifest.json three times, two paths are removed, and one takes another's place.
+    assert step >= 9
+    assert 0 < done < len(messages)
+    redacted = rows(dsn, "select target from audit where what = 'archive.redact' order by audit_id")
+    assert [row["target"] for row in redacted] == messages[: done + 1]
