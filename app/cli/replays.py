@@ -95,7 +95,7 @@ def replays(
 
 
 def cancel_replay(name: SubscriptionName, replay_id: ReplayId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Cancel a replay. Deliveries in flight are still settled; its dead letters stay."""
+    """Cancel a replay. Deliveries in flight are still settled; its dead letters stay, redelivered ones too."""
     call(url, "DELETE", path_of("subscriptions", name, "replays", str(replay_id)), as_json=as_json)
 
 

@@ -163,7 +163,10 @@ async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, c
     responses=problems(SubscriptionUnknown, ReplayUnknown, ReplayOver),
 )
 async def cancel_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, caller: CallerDep) -> None:
-    """Cancel a replay. Deliveries in flight are still settled. Its dead letters stay."""
+    """Cancel a replay. Deliveries in flight are still settled. Its dead letters stay.
+
+    Those that a person has redelivered, and that wait for their delivery, are dead letters again.
+    """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:

@@ -4,6 +4,7 @@ from datetime import date, datetime
 
 from app.database.connection import Connection
 from app.store.relay.leases import LeaseKind
+from app.store.subscriptions.replays import clear_retries
 
 # The most rows that one statement deletes, so that no statement takes long.
 AT_ONCE = 10_000
@@ -57,13 +58,11 @@ where s.deleted_at is not null and starts_with(l.name, '{LeaseKind.SHARD}:' || s
 """  # noqa: S608 -- a constant
 
 # The table replay is small, and the first columns of the primary key serve delivery_retry. The holder of a lease may
-# have added these retries while the replay was being canceled.
+# have added or given back these retries while the replay was being canceled.
 OF_CANCELLED_REPLAYS = f"""
-delete from delivery_retry where ctid = any(array(
-  select r.ctid from replay p
-  join delivery_retry r on r.subscription_id = p.subscription_id and r.replay = p.replay_id
-  where p.state = 'cancelled' and (r.leased_until is null or r.leased_until <= $1) limit {AT_ONCE}
-))"""  # noqa: S608 -- a number of ours
+with {clear_retries("(select * from replay where state = 'cancelled') p", "$1", f"limit {AT_ONCE}")}
+select count(*) from cleared
+"""  # noqa: S608 -- a number of ours
 
 # A person may redeliver a message at the moment at which its replay ends. The retry needs the replay to run.
 REVIVE_REPLAYS = """
@@ -122,8 +121,12 @@ async def clear_leases(connection: Connection, now: datetime) -> None:
 
 
 async def clear_cancelled_replays(connection: Connection, now: datetime) -> int:
-    """Delete up to AT_ONCE retries of canceled replays that no worker is sending. Return the number."""
-    return _count(await connection.execute(OF_CANCELLED_REPLAYS, now))
+    """Clear up to AT_ONCE retries of canceled replays that no worker is sending, as a cancellation does.
+
+    Return the number.
+    """
+    number: int = await connection.fetchval(OF_CANCELLED_REPLAYS, now)
+    return number
 
 
 async def revive_replays(connection: Connection) -> int:

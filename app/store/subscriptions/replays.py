@@ -9,7 +9,7 @@ import msgspec
 from app.database.connection import Connection
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import match_sql
-from app.verdicts import ReplayState
+from app.verdicts import DeadLetterReason, ReplayState
 
 # Served by replay_running; few replays run at a time.
 RUNNING = """
@@ -62,19 +62,58 @@ select
 # A worker that adds messages of the replay has locked it, and CANCEL must see them: a statement of its own, before it.
 LOCKED = "select from replay where subscription_id = $1 and replay_id = $2 for update"
 
-# The statement deletes the replay's waiting retries. Retries that a worker has claimed are settled first; upkeep
-# removes the rest.
-CANCEL = """
+# Why the retry {0} was a dead letter before a person redelivered it; null if it was not. By redelivery_transaction,
+# one probe a retry: with EXISTS a plan may read all redeliveries.
+_DIED_BECAUSE = """(
+    select x.died_because from redelivery x
+    where x.transaction_id = {0}.transaction_id and x.position = {0}.position
+      and x.subscription_id = {0}.subscription_id and x.replay = {0}.replay and x.what = 'redelivered'
+    order by x.redelivery_id desc limit 1
+  )"""
+_KEPT = """subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
+    producer_group, tag, headers, content_type, body, body_digest, committed_at"""
+
+
+def clear_retries(replays: str, now: str, limit: str = "") -> str:
+    """Return the parts of a statement that delete the retries of replays `p` that no worker is sending: `cleared`.
+
+    A retry that a person redelivered was a dead letter and becomes one again, for the reason of its death. Attempts are
+    those since the redelivery, as in each dead letter. Only redeliveries have their own copy of the message, so one
+    with a copy was a dead letter even if the record of it is no longer kept. Without a copy it needs its day: upkeep
+    makes dead letters of the retries of a day that is not open, or opens the day again. The lease is looked at again
+    when the row is locked. Primary keys otherwise.
+    """
+    free = f"({{0}}.leased_until is null or {{0}}.leased_until <= {now})"
+    return f"""cleared as (
+  delete from delivery_retry c where {free.format("c")} and c.ctid = any(array(
+    select r.ctid from {replays}
+    join delivery_retry r on r.subscription_id = p.subscription_id and r.replay = p.replay_id
+    where {free.format("r")} and (
+      r.body is not null or {_DIED_BECAUSE.format("r")} is null or exists (
+        select from day d where d.low <= r.transaction_id and d.high > r.transaction_id and d.state = 'open'
+      )
+    ) {limit}
+  ))
+  returning {_KEPT}, last_error, {_DIED_BECAUSE.format("c")} as died_because
+), dead_again as (
+  insert into dead_letter ({_KEPT}, reason, error, died_at)
+  select {_KEPT}, coalesce(died_because, '{DeadLetterReason.DAY_LEFT}'), last_error,
+    greatest({now}::timestamptz, first_at)
+  from cleared where died_because is not null or body is not null
+  on conflict do nothing
+)"""  # noqa: S608 -- constants
+
+
+# The statement clears the replay's waiting retries. Retries that a worker has claimed are settled first; upkeep clears
+# the rest.
+CANCEL = f"""
 with ended as (
   update replay set state = 'cancelled', ended_at = $3
   where subscription_id = $1 and replay_id = $2 and state = 'running'
-  returning replay_id
-), dropped as (
-  delete from delivery_retry r using ended e
-  where r.subscription_id = $1 and r.replay = e.replay_id and (r.leased_until is null or r.leased_until <= $3)
-)
+  returning subscription_id, replay_id
+), {clear_retries("ended p", "$3")}
 select 1 from ended
-"""
+"""  # noqa: S608 -- constants
 
 # The log entries of a replay that are counted before it begins.
 COUNTED_MOST = 20_000
