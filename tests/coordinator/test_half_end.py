@@ -147,6 +147,21 @@ async def test_one_verdict_ever(client: httpx.AsyncClient, db: Connection, group
     assert await db.fetchval("select count(*) from attempt where kind = 'refused'") == 1
 
 
+async def test_a_contrary_end_writes_nothing_into_a_day_that_is_being_archived(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    """Upkeep has counted the day's rows by then, and compares them with the archive."""
+    half = (await post_half(client)).json()
+    await post_end(client, half["transaction_id"], "commit")
+    await db.execute("update day set state = 'archiving'")
+    refused = await post_end(client, half["transaction_id"], "rollback")
+    assert (refused.status_code, refused.json()["recorded"]["verdict"]) == (409, "commit")
+    assert await db.fetchval("select count(*) from attempt") == 0
+    await db.execute("update day set state = 'open'")
+    assert (await post_end(client, half["transaction_id"], "rollback")).status_code == 409
+    assert await db.fetchval("select count(*) from attempt where kind = 'refused'") == 1
+
+
 async def test_commit_after_rollback_is_told_of_reissue(client: httpx.AsyncClient, group: str) -> None:
     half = (await post_half(client)).json()
     await post_end(client, half["transaction_id"], "rollback")

@@ -169,6 +169,7 @@ from decided left join sent b on true
 # For ids that RECORD_ENDS did not decide: the recorded verdict. It is a second statement because the winner of a race
 # is not in the snapshot of the first. Served by the primary keys of op and outbox, one partition each. A refused end
 # leaves one `attempt` row (attempt_refused keeps it one), so the proof can name the source that contradicted a verdict.
+# A day that is not open takes none: upkeep has counted its rows, and compares them with the archive.
 READ_RECORDED = f"""
 with {CONFIRMED}, asked as materialized (
   select * from {READS.unnest("a")}
@@ -187,6 +188,7 @@ with {CONFIRMED}, asked as materialized (
   from recorded
   where verdict is not null and asked_verdict > 0 and verdict <> asked_verdict
     and owner = coalesce(producer_group, owner)
+    and exists (select from day d where d.low <= transaction_id and d.high > transaction_id and d.state = 'open')
   order by transaction_id
   on conflict do nothing
 )
