@@ -15,6 +15,7 @@ from app.store.subscriptions.replays import COUNT, oldest, running
 from tests.coordinator.test_statement_plans import full
 from tests.relay.test_plans import ends
 from tests.support.check_responder import Responder
+from tests.support.days import go_to, long_ago
 from tests.support.explain import big, scans
 from tests.support.relay_stepping import order, publish, subscribe, turn_until
 
@@ -133,6 +134,18 @@ async def test_a_dry_run_counts_and_begins_nothing(client: httpx.AsyncClient, se
     assert (await ask(client, from_="earliest", dry_run=False)).status_code == 202
     assert len(await running(db)) == 1
     assert await db.fetchval("select count(*) from audit where what = 'subscription.replay'") == 1
+
+
+async def test_a_day_that_is_being_removed_is_not_counted(
+    client: httpx.AsyncClient, runtime: Runtime, sent: list[int], db: Connection
+) -> None:
+    """A replay skips its messages."""
+    at = long_ago(2)
+    await go_to(runtime, db, at)
+    await publish(client, order(10), order(11))
+    assert (await ask(client, from_="earliest", dry_run=True)).json()["messages"] == len(sent) + 2
+    await db.execute("update day set state = 'archiving' where day = $1", at.date())
+    assert (await ask(client, from_="earliest", dry_run=True)).json()["messages"] == len(sent)
 
 
 async def test_a_long_part_is_counted_up_to_a_limit(full: Connection) -> None:

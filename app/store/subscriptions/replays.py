@@ -118,15 +118,17 @@ select 1 from ended
 # The log entries of a replay that are counted before it begins.
 COUNTED_MOST = 20_000
 
-# A bounded range of outbox_by_offset. Headers are not compared, as in LAG.
+# A bounded range of outbox_by_offset. Headers are not compared, as in LAG. The relay skips days that are not open.
 COUNT = f"""
 select count(*) as looked_at, count(*) filter (
   where {match_sql("o.topic", "$3::text[]")} and ($4::text[] is null or o.tag = any($4))
     and ($5::text[] is null or o.topic = any($5)) and ($6::text[] is null or o.key = any($6))
-    and ($7::text[] is null or o.tag = any($7))
+    and ($7::text[] is null or o.tag = any($7)) and not exists (
+      select from day d where d.low <= o.transaction_id and d.high > o.transaction_id and d.state <> 'open'
+    )
 ) as messages
 from (
-  select o.topic, o.key, o.tag from outbox o where o."offset" > $1 and o."offset" <= $2
+  select o.transaction_id, o.topic, o.key, o.tag from outbox o where o."offset" > $1 and o."offset" <= $2
   order by o."offset" limit $8
 ) o
 """  # noqa: S608 -- a condition of ours
