@@ -166,7 +166,7 @@ class StreamOutcomes:
             self._commit_to_received.observe_all(ages_s(settled))
 
     def unrecorded(self) -> None:
-        """Note that the settle failed, or that its result is not known."""
+        """Note that the settle failed, or may have failed: the same outcomes are settled once more."""
         self.buffer.restore()
 
     def drop(self) -> None:

@@ -14,12 +14,15 @@ RECEIPT_WITHIN_S = 0.1
 class SettleBuffer:
     """Outcomes wait in `finished` until `begin_settle`, and then in `settling` until the settle succeeds or fails.
 
+    Those of a settle that failed wait in `repeated`, and are settled once more without others.
+
     Invariant: an outcome leaves the buffer only by `recorded`, or by `discard` when the lease is lost.
     """
 
     def __init__(self, request_turn: Callable[[], None]) -> None:
         self.finished: list[Settlement] = []
         self.settling: list[Settlement] = []
+        self.repeated: list[Settlement] = []
         # Whether the relay was asked for a turn and has not come yet.
         self.turn_requested = False
         self._wake_relay = request_turn
@@ -28,10 +31,20 @@ class SettleBuffer:
     @property
     def due(self) -> bool:
         """Whether outcomes wait for the relay's next turn."""
-        return self.turn_requested and bool(self.finished)
+        return self.turn_requested and self.has_unsettled
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether outcomes wait for a settle."""
+        return bool(self.finished or self.repeated)
+
+    @property
+    def records_earlier(self) -> bool:
+        """Whether outcomes are recorded by an earlier settle than those that are added now."""
+        return bool(self.settling or self.repeated)
 
     def __len__(self) -> int:
-        return len(self.finished) + len(self.settling)
+        return len(self.finished) + len(self.settling) + len(self.repeated)
 
     def add(self, settlement: Settlement, within_s: float) -> None:
         """Queue an outcome for the next settle: at once (0), or together with others within a time."""
@@ -56,7 +69,10 @@ class SettleBuffer:
     def begin_settle(self) -> list[Settlement]:
         """Return the outcomes to record; `recorded` or `restore` must follow."""
         self._cancel_timer()
-        self.settling, self.finished, self.turn_requested = self.finished, [], False
+        if self.repeated:
+            self.settling, self.repeated, self.turn_requested = self.repeated, [], bool(self.finished)
+        else:
+            self.settling, self.finished, self.turn_requested = self.finished, [], False
         return self.settling
 
     def recorded(self) -> list[Settlement]:
@@ -65,18 +81,19 @@ class SettleBuffer:
         return done
 
     def restore(self) -> None:
-        """Queue the outcomes in `settling` once more, after a settle with an unknown result.
+        """Queue the outcomes in `settling` once more, after a settle that failed or that may be committed.
 
-        To settle the same outcomes twice changes nothing more.
+        To settle the same outcomes twice changes nothing more. Together with others it could: a retry that was stored,
+        claimed and delivered meanwhile would be stored again with its receipt.
         """
-        self.finished[:0] = self.settling
-        self.settling = []
+        self.repeated, self.settling = self.settling, []
         self.turn_requested = True
 
     def discard(self) -> None:
         """Forget the outcomes that wait."""
         self._cancel_timer()
         self.finished.clear()
+        self.repeated.clear()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

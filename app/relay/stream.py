@@ -134,7 +134,7 @@ class Stream:
         buffer = self.outcomes.buffer
         if self.lost or buffer.settling:
             return False
-        return bool(buffer.finished) or self.breaker.has_changes or self._checkpoint_due(now)
+        return buffer.has_unsettled or self.breaker.has_changes or self._checkpoint_due(now)
 
     def rests(self, head: int) -> bool:
         """Return whether the stream has nothing to do before it is woken, or the log grows beyond `head`."""
@@ -158,7 +158,7 @@ class Stream:
         buffer = self.outcomes.buffer
         if self.lost or buffer.settling:
             return False
-        ends = self.closing and bool(buffer.finished)
+        ends = self.closing and buffer.has_unsettled
         return buffer.due or ends or self.breaker.has_changes or self._checkpoint_due(now)
 
     def needs_turn(self, head: int, now: datetime) -> bool:
@@ -285,16 +285,16 @@ class Stream:
         self.sender.fill()
 
     def unrecorded(self) -> None:
-        """Note that the settle of the batch failed, or that its result is not known."""
+        """Note that the settle of the batch failed, or may have failed: the same outcomes are settled once more."""
         self.outcomes.unrecorded()
 
     def _expire_unsent(self, expiry: Expiry, now: datetime) -> None:
         """Queue dead letters for messages in memory that must not wait any longer.
 
-        A message behind another of its key is left out during a settle: its dead letter would be recorded later than
-        the outcome of that message, and the next one of the key could pass it.
+        A message behind another of its key is left out during a settle, and before one that is repeated: its dead
+        letter would be recorded later than the outcome of that message, and the next one of the key could pass it.
         """
-        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.settling)
+        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.records_earlier)
         reasons = expiry.expired(unsent, now)
         if not reasons:
             return
