@@ -15,6 +15,7 @@ from app.relay.expiry_turn import expire
 from app.relay.handed_messages import HandedMessages
 from app.relay.lost_claims import closing_if_lost
 from app.relay.stream import Stream
+from app.relay.unknown_settle import UnknownSettle
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
@@ -22,6 +23,7 @@ from app.store.relay.checkpoints import Shard, set_breaker
 from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
 from app.store.relay.retries import claim_retries, is_full
+from app.store.relay.settle_numbers import is_last_settle, number_settle
 from app.store.subscriptions.subscriptions import disable
 from app.topic_patterns import is_reserved
 
@@ -72,6 +74,8 @@ class Relay:
         self._retries_wait = True
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
+        # A settle in a database transaction whose commit got no answer.
+        self._unknown: UnknownSettle | None = None
 
     @property
     def streams(self) -> dict[Shard, Stream]:
@@ -81,7 +85,7 @@ class Relay:
     def forget(self) -> None:
         """Forget what was read of the log: the database may have less of it now, and reuse the offsets after that."""
         head, dropped = self._head, self._assignments.drop_all()
-        self._handed = HandedMessages()
+        self._handed, self._unknown = HandedMessages(), None
         self._head, self._resting, self._retries_wait = 0, [], True
         self._head_at = self._looked_at = self._refreshed_at = self._retries_at = None
         self._wake_ups.wake()
@@ -158,6 +162,8 @@ class Relay:
         now = runtime.clock.now()
         async with runtime.database.keyed() as connection:
             await self.settle(runtime, connection, now)
+            # Outcomes that were settled once more went without the others.
+            await self.settle(runtime, connection, now)
             await self._assignments.leave(connection, now)
 
     async def _look(self, runtime: Runtime, now: datetime, *, looks: bool) -> list[list[Stream]]:
@@ -229,7 +235,7 @@ class Relay:
                 self._looked_at = now
 
         async def settling() -> None:
-            if any(stream.settle_due(now) for stream in self.streams.values()):
+            if self._unknown is not None or any(stream.settle_due(now) for stream in self.streams.values()):
                 async with runtime.database.keyed() as connection:
                     # The turn may have begun before these deliveries, and a receipt must not be older than its attempt.
                     await self.settle(runtime, connection, runtime.clock.now())
@@ -242,24 +248,34 @@ class Relay:
             runtime.wake_ups.wake()
 
     async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
-        """Record the outcomes of all streams in one statement; announce what a person must know with its cause."""
+        """Record the outcomes of all streams in one statement; announce what a person must know with its cause.
+
+        Nothing is recorded before it is known what became of an earlier settle whose answer was lost.
+        """
+        if self._unknown is not None:
+            await self._resolve(self._unknown, runtime, connection, now)
         streams = [stream for stream in self.streams.values() if stream.wants_settle(now)]
         if not streams:
             return
         batches = [stream.batch(now) for stream in streams]
+        unknown: UnknownSettle | None = None
         try:
             if any(map(_is_announced, streams, batches)):
                 async with connection.transaction():
                     held = await settle(connection, runtime.owner, batches, now)
                     recorded = [(stream, b) for stream, b, ok in zip(streams, batches, held, strict=True) if ok]
+                    unknown = UnknownSettle(await number_settle(connection, runtime.owner), recorded)
                     published = await _announce(connection, recorded, now)
                 if published:
                     runtime.wake_ups.published()
             else:
                 held = await settle(connection, runtime.owner, batches, now)
         except BaseException:
+            self._unknown = unknown
+            waiting = set() if unknown is None else unknown.streams
             for stream in streams:
-                stream.unrecorded()
+                if stream not in waiting:
+                    stream.unrecorded()
             raise
         for stream, batch, ok in zip(streams, batches, held, strict=True):
             if ok:
@@ -272,6 +288,24 @@ class Relay:
                 unsettled=len(batch.settlements),
             )
             stream.drop()
+
+    async def _resolve(self, unknown: UnknownSettle, runtime: Runtime, connection: Connection, now: datetime) -> None:
+        """Find out whether a settle was committed, and tell its streams.
+
+        If it was, nothing of it is settled or announced once more: a person may have redelivered or dropped its dead
+        letters already.
+        """
+        committed = await is_last_settle(connection, runtime.owner, unknown.number)
+        self._unknown = None
+        for stream, batch in unknown.recorded:
+            if stream.lost:
+                continue
+            if committed:
+                stream.recorded(batch.target, now)
+            else:
+                stream.unrecorded()
+        if committed:
+            runtime.wake_ups.published()
 
     async def _release_ended(self, runtime: Runtime, now: datetime) -> None:
         """Release the leases of streams that ended, and forget streams that lost theirs."""

@@ -15,8 +15,8 @@ from app.database.connection import Connection
 class LeaseKind(StrEnum):
     """The first part of a lease's name; `:` follows if there are several of the kind.
 
-    SHARD: a shard of a subscription. WORKER: the presence of a relay worker. ROUTING: the count of unrouted messages.
-    FIGURES: what stands open, once a minute.
+    SHARD: a shard of a subscription. WORKER: the presence of a relay worker; its epoch is the number of a settle (see
+    `settle_numbers.py`). ROUTING: the count of unrouted messages. FIGURES: what stands open, once a minute.
     """
 
     SHARD = "relay"
