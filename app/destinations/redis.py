@@ -67,6 +67,11 @@ class CheckedConnection(Connection):
         await super()._connect()  # type: ignore[no-untyped-call]
         self._transport = self._writer.transport if self._writer is not None else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the socket is closed, also by a reset, which `can_read` does not see."""
+        return not self.is_connected or self._transport is None or self._transport.is_closing()
+
     async def drop(self) -> None:
         """Close the socket at once and drop its unwritten bytes."""
         if self._transport is not None:
@@ -104,15 +109,28 @@ class Redis:
         self._largest = LARGEST_BYTES
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
-        """Add entries in one pipeline. Each has its own outcome, also if the connection breaks in between."""
+        """Add entries in one pipeline. Each has its own outcome, also if the connection breaks in between.
+
+        If a connection of earlier calls breaks before the first reply, the pipeline is sent once more on a new one.
+        """
         started = perf_counter()
         replies: list[Exception | None] = []
         sent, error, unreachable = False, "", False
         try:
             async with asyncio.timeout(self._timeout_s), self._turn:
-                connection = await self._connected()
-                sent = True
-                await self._add(connection, deliveries, replies)
+                former = self._connection
+                while True:
+                    sent = False
+                    connection = await self._connected()
+                    sent = True
+                    try:
+                        await self._add(connection, deliveries, replies)
+                        break
+                    except (RedisError, OSError):
+                        # Only a connection of earlier calls may have ended before: then send once more.
+                        if connection is not former or replies:
+                            raise
+                        await self.close()
         except TimeoutError:
             error = f"no answer within {self._timeout_s:g} s"
         except (RedisError, OSError) as failure:
@@ -137,7 +155,7 @@ class Redis:
         connection = self._connection
         if connection is not None:
             # Bytes to read before a request: the server closed the connection, or announces it.
-            if connection.is_connected and not await connection.can_read():
+            if not connection.ended and not await connection.can_read():
                 return connection
             await self.close()
         host, port = self._url.hostname or "", self._url.port or PORT

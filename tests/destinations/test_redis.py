@@ -28,6 +28,7 @@ from tests.support.deliveries import (
     full_delivery,
     open_tasks_and_sockets,
 )
+from tests.support.faulty_proxy import FaultyProxy
 
 
 @asynccontextmanager
@@ -205,6 +206,48 @@ async def test_a_server_that_is_down_is_unreachable_and_used_again_after_its_res
         assert isinstance(after, Delivered)
         # The first entry was restored from the append-only file.
         assert [int(entry[b"halfnote-offset"]) for entry in await entries(server, topic)] == [1, 3]
+
+
+async def test_an_idle_connection_that_was_reset_is_replaced(topic: str) -> None:
+    server = brokers.redis()
+    async with (
+        FaultyProxy(server.port) as proxy,
+        destination(server, url=f"redis://127.0.0.1:{proxy.port}/0") as redis,
+    ):
+        [before] = await redis.deliver([delivery(topic=topic, offset=1)], NOW)
+        proxy.reset()
+        after = await redis.deliver([delivery(topic=topic, offset=offset) for offset in range(2, 12)], NOW)
+        assert proxy.connections == 2
+    assert {type(outcome) for outcome in [before, *after]} == {Delivered}
+    assert [int(entry[b"halfnote-offset"]) for entry in await entries(server, topic)] == list(range(1, 12))
+
+
+async def test_a_pipeline_is_sent_again_only_if_it_was_sent_on_an_old_connection(topic: str) -> None:
+    server = brokers.redis()
+    async with (
+        FaultyProxy(server.port) as proxy,
+        destination(server, url=f"redis://127.0.0.1:{proxy.port}/0") as redis,
+    ):
+        found = []
+        for _ in range(2):
+            # The reply to XADD: the first entry of a millisecond.
+            proxy.hold_answer(b"-0\r\n")
+            call = asyncio.create_task(redis.deliver([delivery(topic=topic)], NOW))
+            await proxy.holding_answer.wait()
+            proxy.holding_answer.clear()
+            proxy.cut()
+            found += await call
+            if len(found) == 1:
+                assert proxy.connections == 1
+                found += await redis.deliver([delivery(topic=topic)], NOW)
+        assert proxy.connections == 3
+    new, meanwhile, old = found
+    assert isinstance(new, Failed)
+    assert not new.unreachable
+    assert isinstance(meanwhile, Delivered)
+    assert isinstance(old, Delivered)
+    # The last message is there twice: Redis had added it before the connection was cut.
+    assert len(await entries(server, topic)) == 4
 
 
 async def test_calls_to_a_server_that_hangs_end_in_time_and_it_is_used_again(topic: str) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server: it can cut its connections, forward nothing or no answer on them, or vanish."""
+"""A TCP proxy before a server: it can cut or reset its connections, forward nothing or no answer, damage, or vanish."""
 
 import asyncio
 import ctypes
@@ -33,6 +33,8 @@ class FaultyProxy:
         # The mark of an answer that is held, with all that follows on its connection.
         self._mark: bytes | None = None
         self.holding_answer = asyncio.Event()
+        # Bytes of clients, and what is forwarded in their place; nothing ends the connection.
+        self._damaged: tuple[bytes, bytes] | None = None
         self._open: set[asyncio.StreamWriter] = set()
         # Those of `_open` that lead to clients, and those that are silent for good.
         self._clients: set[asyncio.StreamWriter] = set()
@@ -59,6 +61,17 @@ class FaultyProxy:
         """Close all connections at once, on both sides."""
         for writer in self._open:
             writer.transport.abort()
+
+    def reset(self) -> None:
+        """Reset all connections (RST), on both sides."""
+        for writer in self._open:
+            # Linger 0 s: an abort sends RST rather than FIN.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.cut()
+
+    def damage(self, mark: bytes, replacement: bytes = b"") -> None:
+        """Replace these bytes of each client from now on; close its connection instead if `replacement` is empty."""
+        self._damaged = mark, replacement
 
     def lead_to(self, port: int) -> None:
         """Forward connections that come from now on to another server."""
@@ -116,6 +129,10 @@ class FaultyProxy:
                     while await source.read(65536):
                         pass
                     return
+                if not answers and self._damaged is not None and self._damaged[0] in piece:
+                    if not self._damaged[1]:
+                        return
+                    piece = piece.replace(*self._damaged)
                 self.held += 1
                 await forwarding.wait()
                 self.held -= 1
