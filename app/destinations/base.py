@@ -1,5 +1,6 @@
 """The interface of every destination: it takes deliveries and returns outcomes, and neither retries nor records."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
@@ -27,3 +28,9 @@ class Destination(Protocol):
 
     async def close(self) -> None:
         """Close the connections. No call of `deliver` is in progress."""
+
+
+def current_task_cancelled() -> bool:
+    """Whether a CancelledError is the current task's own. Client libraries raise it too when a connection breaks."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

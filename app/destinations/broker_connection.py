@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from app.delivery import Delivered, Delivery, Failed, Outcome, Refused
+from app.destinations.base import current_task_cancelled
 
 TOO_LARGE, BAD_MESSAGE = "too_large", "bad_message"
 # A message that lost its connection this often may be the cause.
@@ -136,15 +137,21 @@ class BrokerConnections(Generic[C]):
         try:
             await self._once(connection, waiting)
         except asyncio.CancelledError:
-            if connection.last_answer_at < began:
-                # No answer during the whole attempt: unwritten bytes must not be sent later.
-                self.drop(connection)
-            raise
+            if current_task_cancelled():
+                if connection.last_answer_at < began:
+                    # No answer during the whole attempt: unwritten bytes must not be sent later.
+                    self.drop(connection)
+                raise
+            # The client cancelled its own callers: it received no heartbeats.
+            self._broken(connection, waiting, "the connection was closed")
         except self._errors as failure:
-            self.drop(connection)
-            for message in waiting:
-                if message.outcome is None:
-                    message.broken(error_text(failure))
+            self._broken(connection, waiting, error_text(failure))
+
+    def _broken(self, connection: C, waiting: Sequence[PendingMessage], error: str) -> None:
+        self.drop(connection)
+        for message in waiting:
+            if message.outcome is None:
+                message.broken(error)
 
 
 def error_text(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from aio_pika.exceptions import AMQPError, ChannelClosed, DeliveryError, Publish
 from yarl import URL
 
 from app.delivery import Delivery, Outcome
-from app.destinations.base import Destination
+from app.destinations.base import Destination, current_task_cancelled
 from app.destinations.broker_connection import BAD_MESSAGE, TOO_LARGE, BrokerConnections, PendingMessage
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.name_templates import filled
@@ -92,11 +92,21 @@ class RabbitMq:
     async def _publish(self, connection: RabbitConnection, waiting: Sequence[PendingMessage]) -> None:
         """Publish all once. Messages that have no outcome afterwards are sent again."""
         exchange = await connection.exchange()
-        await asyncio.gather(*(self._publish_one(connection, exchange, message) for message in waiting))
+        unexplained: list[PendingMessage] = []
+        await asyncio.gather(*(self._publish_one(connection, exchange, message, unexplained) for message in waiting))
+        if not connection.replaced(exchange):
+            # No message got a reason: the connection broke. The client closes its channels first.
+            for message in unexplained:
+                self._broken(connection, message, "the connection was closed")
 
     async def _publish_one(
-        self, connection: RabbitConnection, exchange: AbstractExchange, message: PendingMessage
+        self,
+        connection: RabbitConnection,
+        exchange: AbstractExchange,
+        message: PendingMessage,
+        unexplained: list[PendingMessage],
     ) -> None:
+        """Publish once. Add the message to `unexplained` if its channel was closed without a reason for it."""
         try:
             await exchange.publish(message_of(message.delivery), message.name, mandatory=True)
             message.done()
@@ -109,15 +119,16 @@ class RabbitMq:
             self._judge_closing(message, error_text(closed))
         except asyncio.CancelledError:
             # The client also cancels waiting callers when a connection breaks.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if current_task_cancelled():
                 raise
             self._broken(connection, message, "the connection was closed")
             return
         except (AMQPError, OSError, RuntimeError) as failure:
-            if not connection.open or not connection.closed(exchange):
+            if connection.open and connection.closed(exchange):
+                # If RabbitMQ closed the channel, another message gets the reason.
+                unexplained.append(message)
+            else:
                 self._broken(connection, message, error_text(failure))
-            # Otherwise RabbitMQ closed the channel, and another message gets the reason.
             return
         connection.last_answer_at = asyncio.get_running_loop().time()
 

@@ -108,8 +108,12 @@ class RabbitConnection:
             return self._exchange
 
     def closed(self, exchange: AbstractExchange) -> bool:
-        """Whether RabbitMQ closed the channel of this exchange."""
-        return exchange is not self._exchange or self._channel is None or self._channel.is_closed
+        """Whether the channel of this exchange is closed: by RabbitMQ, or because the connection broke."""
+        return self.replaced(exchange) or self._channel is None or self._channel.is_closed
+
+    def replaced(self, exchange: AbstractExchange) -> bool:
+        """Whether RabbitMQ gave a reason for closing the channel of this exchange, or another channel is in use."""
+        return exchange is not self._exchange
 
     def forget(self, exchange: AbstractExchange) -> None:
         """Use another channel than this exchange's, which RabbitMQ closed, from now on."""

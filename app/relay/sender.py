@@ -12,7 +12,7 @@ import structlog
 
 from app.clock import Clock
 from app.delivery import Delivery, Failed, Outcome
-from app.destinations.base import Destination
+from app.destinations.base import Destination, current_task_cancelled
 from app.observability.trace_context import current, log_fields
 from app.policy.circuit_breaker import Breaker
 from app.policy.rate_limiter import AnyPacer
@@ -192,7 +192,9 @@ class Sender:
         current.set(None)
         try:
             return await self.destination.deliver(deliveries, at)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and current_task_cancelled():
+                raise
             # A defect of Halfnote with these messages: they are tried again as after any failure, and the others go on.
             trace = log_fields(deliveries[0].trace)
             log.error("defect", subscription=self._name, offset=deliveries[0].offset, exc_info=error, **trace)

@@ -276,6 +276,40 @@ async def test_a_cut_connection_is_replaced_within_the_call(name: str) -> None:
     assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
 
 
+@pytest.mark.parametrize("replacement", [b"", b"poison and more"], ids=["closed by the proxy", "refused by RabbitMQ"])
+async def test_a_message_that_breaks_its_connection_is_sent_twice(name: str, replacement: bytes) -> None:
+    """A body that is longer than its frame says is a frame error: RabbitMQ closes the connection."""
+    server = brokers.rabbitmq()
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        proxy.damage(b"poison", replacement)
+        async with destination(f"amqp://127.0.0.1:{proxy.port}", timeout_s=5) as rabbit:
+            [failed] = await rabbit.deliver([delivery(topic=name, body=b"poison")], NOW)
+            assert proxy.connections == 2
+            outcomes = await rabbit.deliver([delivery(topic=name), delivery(topic=name, body=b"poison")], NOW)
+            assert proxy.connections <= 4
+            [after] = await rabbit.deliver([delivery(topic=name)], NOW)
+    for outcome in (failed, outcomes[1]):
+        assert isinstance(outcome, Failed)
+        assert outcome.error.startswith("the connection broke before the broker acknowledged: ")
+        assert not outcome.unreachable
+    assert isinstance(after, Delivered)
+
+
+async def test_a_connection_that_the_client_gives_up_is_replaced_within_the_call(name: str) -> None:
+    """Without heartbeats from RabbitMQ the client cancels what waits for it, here the opening of a channel."""
+    server = brokers.rabbitmq()
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        # The answer to the opening of the first channel.
+        proxy.hold_answer(b"\x00\x14\x00\x0b")
+        async with destination(f"amqp://127.0.0.1:{proxy.port}?heartbeat=1", timeout_s=30) as rabbit:
+            [outcome] = await rabbit.deliver([delivery(topic=name)], NOW)
+            assert proxy.holding_answer.is_set()
+            assert proxy.connections == 2
+    assert isinstance(outcome, Delivered)
+
+
 async def test_a_call_to_a_silent_server_ends_in_time_and_the_next_one_reconnects(name: str) -> None:
     server = brokers.rabbitmq()
     async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
