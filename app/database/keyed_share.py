@@ -37,6 +37,7 @@ class KeyedShare:
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._pause: asyncio.TimerHandle | None = None
         self._failure: BaseException | None = None
+        self._closed = False
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -57,7 +58,9 @@ class KeyedShare:
             self._give_back(connection)
 
     async def close(self) -> None:
-        """Close the connections that are free, and open no other one."""
+        """Close the connections that are free, and those in use when they are given back. Open no other one."""
+        self._closed = True
+        self._fail_waiting(NoConnection("the process ends"))
         if self._pause is not None:
             self._pause.cancel()
         opening = list(self._opening)
@@ -107,7 +110,9 @@ class KeyedShare:
     def _give_back(self, connection: Connection) -> None:
         """Hand a connection to who waits longest, or keep it. One that is closed makes room for another."""
         self._in_use -= 1
-        if connection.is_closed():
+        if self._closed:
+            connection.terminate()
+        elif connection.is_closed():
             self._open_for_waiting()
         elif self._waiting:
             self._in_use += 1
@@ -117,6 +122,8 @@ class KeyedShare:
 
     def _open_for_waiting(self) -> None:
         """Begin to open a connection for each request that waits and has none, as far as there is room."""
+        if self._closed:
+            self._fail_waiting(NoConnection("the process ends"))
         if self._pause is not None and self._in_use:
             return
         while len(self._opening) < len(self._waiting) and self._in_use + len(self._opening) < self._most:
@@ -145,10 +152,14 @@ class KeyedShare:
             if self._pause is None:
                 self._pause = asyncio.get_running_loop().call_later(OPEN_AGAIN_S, self._open_again)
             return
+        self._fail_waiting(NoConnection(reason), failure)
+
+    def _fail_waiting(self, error: NoConnection, cause: BaseException | None = None) -> None:
+        """Fail each request that waits by an error of its own."""
         while self._waiting:
-            error = NoConnection(reason)
-            error.__cause__ = failure
-            self._waiting.popleft().set_exception(error)
+            own = NoConnection(*error.args)
+            own.__cause__ = cause
+            self._waiting.popleft().set_exception(own)
 
     def _open_again(self) -> None:
         self._pause = None

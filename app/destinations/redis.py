@@ -120,7 +120,6 @@ class Redis:
             async with asyncio.timeout(self._timeout_s), self._turn:
                 former = self._connection
                 while True:
-                    sent = False
                     connection = await self._connected()
                     sent = True
                     try:

@@ -250,7 +250,7 @@ class Relay:
     async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
         """Record the outcomes of all streams in one statement; announce what a person must know with its cause.
 
-        Nothing is recorded before it is known what became of an earlier settle whose answer was lost.
+        Nothing is recorded before it is known whether an earlier settle whose answer was lost was committed.
         """
         if self._unknown is not None:
             await self._resolve(self._unknown, runtime, connection, now)

@@ -181,3 +181,17 @@ async def test_a_claim_says_that_the_database_could_not_be_connected(
         runtime.database.pool_timeout_s = 30
         [message] = await Consumer(client).claim()
         assert message["body"] == {"order": 1}
+
+
+async def test_a_share_that_is_closed_keeps_and_opens_no_connection(dsn: str) -> None:
+    async with share_of(dsn, 1) as share:
+        async with share.connection() as held:
+            waiting = asyncio.create_task(used(share))
+            await asyncio.sleep(0)
+            await share.close()
+            async with asyncio.timeout(SOON_S):
+                with pytest.raises(NoConnection, match="the process ends"):
+                    await waiting
+        assert held.is_closed()
+        with pytest.raises(NoConnection, match="the process ends"):
+            await used(share)

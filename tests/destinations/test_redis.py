@@ -230,8 +230,8 @@ async def test_a_pipeline_is_sent_again_only_if_it_was_sent_on_an_old_connection
     ):
         found = []
         for _ in range(2):
-            # The reply to XADD: the first entry of a millisecond.
-            proxy.hold_answer(b"-0\r\n")
+            # The reply to XADD: an id of 15 bytes.
+            proxy.hold_answer(b"$15\r\n")
             call = asyncio.create_task(redis.deliver([delivery(topic=topic)], NOW))
             await proxy.holding_answer.wait()
             proxy.holding_answer.clear()

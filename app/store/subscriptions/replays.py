@@ -120,11 +120,14 @@ COUNTED_MOST = 20_000
 
 # A bounded range of outbox_by_offset. Headers are not compared, as in LAG. The relay skips days that are not open.
 COUNT = f"""
+with closing as materialized (
+  select low, high from day where state = 'archiving'
+)
 select count(*) as looked_at, count(*) filter (
   where {match_sql("o.topic", "$3::text[]")} and ($4::text[] is null or o.tag = any($4))
     and ($5::text[] is null or o.topic = any($5)) and ($6::text[] is null or o.key = any($6))
     and ($7::text[] is null or o.tag = any($7)) and not exists (
-      select from day d where d.low <= o.transaction_id and d.high > o.transaction_id and d.state <> 'open'
+      select from closing d where d.low <= o.transaction_id and d.high > o.transaction_id
     )
 ) as messages
 from (
