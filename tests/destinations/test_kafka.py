@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 
 from app.delivery import Delivered, Failed, Refused
 from app.destinations.base import Destination
@@ -31,6 +31,7 @@ from tests.support.deliveries import (
     full_delivery,
     open_tasks_and_sockets,
 )
+from tests.support.kafka_admin import kafka_admin
 
 PARTITIONS = 4
 
@@ -55,12 +56,8 @@ async def destination(
 
 async def create(server: Server, *topics: str, **configs: str) -> None:
     """Create topics."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=server.url)
-    await admin.start()
-    try:
+    async with kafka_admin(server.url) as admin:
         await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs=configs) for topic in topics])
-    finally:
-        await admin.close()
 
 
 async def records(server: Server, topic: str) -> list[ConsumerRecord]:

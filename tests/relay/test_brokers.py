@@ -11,13 +11,14 @@ import nats
 import pytest
 import redis.asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 
 from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support import brokers
 from tests.support.brokers import Server
+from tests.support.kafka_admin import kafka_admin
 from tests.support.relay_stepping import order, publish, turn_until
 
 KINDS = ("rabbitmq", "nats", "redis", "kafka")
@@ -58,10 +59,8 @@ async def prepare(server: Server) -> None:
             async with jetstream(server) as stream:
                 await stream.add_stream(name="orders", subjects=["order"])
         case "kafka":
-            admin = AIOKafkaAdminClient(bootstrap_servers=server.url)
-            await admin.start()
-            await admin.create_topics([NewTopic("order", 2, 1)])
-            await admin.close()
+            async with kafka_admin(server.url) as admin:
+                await admin.create_topics([NewTopic("order", 2, 1)])
 
 
 async def arrived(server: Server) -> list[str]:
