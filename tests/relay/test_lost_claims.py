@@ -1,8 +1,6 @@
 """A claim of retries that is committed and whose answer is lost: the retries are claimed again, and soon."""
 
-from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -10,7 +8,6 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.conftest import assembled, settings_of
 from tests.relay.test_faults import running
 from tests.relay.test_replays import DONE, replay
 from tests.support.check_responder import Call, Responder
@@ -21,23 +18,6 @@ from tests.support.relay_stepping import order, publish, subscribe
 KEY = "the-key-of-the-claimed-message"
 WAITING = "select leased_until is null from delivery_retry"
 CLAIMED = "select leased_until is not null from delivery_retry"
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
-    port = urlsplit(dsn).port
-    assert port is not None
-    async with FaultyProxy(port) as made:
-        yield made
-
-
-@pytest.fixture
-async def worker(dsn: str, proxy: FaultyProxy) -> AsyncIterator[Runtime]:
-    """A process whose connections to the database go through the proxy."""
-    parts = urlsplit(dsn)
-    url = parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{proxy.port}").geturl()
-    async with assembled(settings_of(url), url) as made:
-        yield made
 
 
 @pytest.mark.parametrize("fields", [{}, {"ordered": "key"}], ids=["plain", "ordered"])

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,10 +13,9 @@ from app.announcements import BREAKER_OPENED, DEAD
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.conftest import assembled, settings_of
 from tests.relay.test_faults import running
 from tests.support.check_responder import Call, Responder
-from tests.support.faulty_proxy import FaultyProxy, through
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.load import until
 from tests.support.relay_stepping import order, publish, subscribe
 
@@ -29,22 +27,6 @@ where datname = current_database() and wait_event_type = 'Lock' and wait_event =
 # The first attempt of a message is the last, or its second one is: then it is dead as a row of delivery_retry.
 FIRST: dict[str, Any] = {"retry": []}
 SECOND: dict[str, Any] = {"retry": [0.1]}
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
-    port = urlsplit(dsn).port
-    assert port is not None
-    async with FaultyProxy(port) as made:
-        yield made
-
-
-@pytest.fixture
-async def worker(dsn: str, proxy: FaultyProxy) -> AsyncIterator[Runtime]:
-    """A process whose connections to the database go through the proxy."""
-    url = through(proxy, dsn)
-    async with assembled(settings_of(url), url) as made:
-        yield made
 
 
 @asynccontextmanager
