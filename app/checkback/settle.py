@@ -19,15 +19,12 @@ from app.database.connection import Database, PoolShare
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
 from app.runtime.state import Runtime
-from app.store.checkback.results import SettledCheck, hold, settle
+from app.store.checkback.results import CLOSED_DAY_RETRY_S, SettledCheck, hold, settle
 from app.store.coordinator.ops import Recorded
 from app.store.relay.announcements import announce
 from app.verdicts import CheckOutcome, Source, Verdict
 
 log = structlog.get_logger(__name__)
-
-# A day that is being archived takes no verdict; the check is repeated after this time.
-CLOSED_DAY_RETRY_S = 60
 
 
 async def settle_batch(

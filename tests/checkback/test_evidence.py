@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 from aiohttp import web
 
 from app.checkback.loop import CheckBack
@@ -15,7 +16,7 @@ from app.store.coordinator.ops import AnsweredCheck, End
 from app.verdicts import CheckOutcome, Source, Verdict
 from tests.conftest import register_group
 from tests.support.check_responder import Call, Responder
-from tests.support.check_stepping import COMMIT, UNKNOWN, in_doubt, turn, verdict
+from tests.support.check_stepping import COMMIT, UNKNOWN, attempts, in_doubt, row, turn, verdict
 
 # `together`: whether the attempt was written in the database transaction of the verdict.
 EVIDENCE = """
@@ -89,10 +90,72 @@ async def test_a_closed_day_takes_no_answer_by_end(client: httpx.AsyncClient, db
         await register_group(db, "shop", check_urls=[shop.url])
         transaction_id = await in_doubt(client, runtime)
         await turn(runtime, CheckBack())
-        await db.execute("update day set state = 'archiving' where low <= $1 and high > $1", transaction_id)
+        await close_day(db, transaction_id)
         await end(client, transaction_id, "unknown")
     assert await db.fetchval("select answered from check_back") == 0
     assert await db.fetchval("select count(*) from attempt where kind = 'check' and outcome = 'unknown'") == 0
+
+
+async def close_day(db: Connection, transaction_id: UUID | None, state: str = "archiving") -> None:
+    """Set the state of the transaction's day."""
+    await db.execute("update day set state = $2 where low <= $1 and high > $1", transaction_id, state)
+
+
+@pytest.mark.parametrize("on_exhausted", ["rollback", "park"])
+async def test_an_answer_that_comes_after_its_day_was_closed_counts_once_the_day_is_open_again(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, on_exhausted: str
+) -> None:
+    transaction_id: UUID | None = None
+    closing = True
+
+    async def answer(call: Call) -> web.StreamResponse:
+        if closing:
+            await close_day(db, transaction_id)
+        return web.json_response(UNKNOWN)
+
+    async with Responder(answer) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=1, on_exhausted=on_exhausted)
+        transaction_id = await in_doubt(client, runtime)
+        checks = CheckBack()
+        await turn(runtime, checks)
+        assert len(shop.calls) == 1
+        found = await row(db, transaction_id)
+        assert (found["state"], found["answered"], found["last_answered"]) == (1, 0, 0)
+        assert found["next_check_at"] > runtime.clock.now()
+        assert await attempts(db, transaction_id) == []
+        assert await db.fetchval("select count(*) from attempt where kind = 'parked'") == 0
+
+        closing = False
+        await close_day(db, transaction_id, "open")
+        runtime.clock.offset_s += 61
+        await turn(runtime, checks)
+        assert len(shop.calls) == 2
+    assert [(one["number"], one["outcome"]) for one in await attempts(db, transaction_id)] == [(2, "unknown")]
+    if on_exhausted == "park":
+        assert (await row(db, transaction_id))["state"] == 2
+        assert await db.fetchval("select count(*) from attempt where kind = 'parked'") == 1
+    else:
+        assert await verdict(db, transaction_id) == (2, 2)
+
+
+async def test_a_late_answer_leaves_no_attempt_in_a_closed_day(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    transaction_id: UUID | None = None
+
+    async def end_first(call: Call) -> web.StreamResponse:
+        await end(client, transaction_id, "commit", from_check=False)
+        await close_day(db, transaction_id)
+        return web.json_response(COMMIT)
+
+    async with Responder(end_first) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        transaction_id = await in_doubt(client, runtime)
+        await turn(runtime, CheckBack())
+        assert len(shop.calls) == 1
+    assert await verdict(db, transaction_id) == (1, 0)
+    assert await attempts(db, transaction_id) == []
+    assert await row(db, transaction_id) is None
 
 
 async def test_a_check_that_was_not_first_names_the_source_that_was(

@@ -11,6 +11,8 @@ from app.verdicts import CheckOutcome, Source, Verdict
 
 # A lease is extended by this time while a policy's verdict is recorded. It is longer than the flush of an End.
 HOLD_S = 120
+# A day that is not open takes no verdict; the check is repeated after this time.
+CLOSED_DAY_RETRY_S = 60
 
 CHECKS = RowArrays(
     Column("transaction_id", "uuid"),
@@ -46,15 +48,23 @@ _CHECK_ATTEMPT = same(
 ) | {"kind": "'check'", "destination": "s.url"}
 _NOW = f"${CHECKS.next}"
 
+# Whether a settled row `s` parks its transaction `c`: not if the producer answered the check meanwhile.
+_PARKS = "s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
+
 # One statement for a batch. `locked` locks the rows in the order of ids, as every statement does that locks several and
 # waits, so that no two wait for each other. Each check writes an attempt, unless the statement of its verdict wrote it
-# or its day was removed. The row of a decided transaction is removed under any lease; other columns are written only
-# while the lease is held. A check that `/end` answered meanwhile (last_answered) counts once, and does not count as
-# unanswered even if its call failed. A transaction that this statement parks (in doubt in its snapshot, and no verdict
-# arrived meanwhile) is returned. It also gets an attempt, because its row is deleted with its verdict.
+# or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
+# because attempts prove both; the check is repeated in case the day is opened again. The row of a decided transaction
+# is removed under any lease; other columns are written only while the lease is held. A check that `/end` answered
+# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
+# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
+# attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
-  select * from {CHECKS.unnest("s")}
+  select t.*, exists (
+    select from day d where d.low <= t.transaction_id and d.high > t.transaction_id and d.state = 'open'
+  ) as writable
+  from {CHECKS.unnest("t")}
 ), locked as materialized (
   select l.transaction_id, s.over from (select transaction_id, epoch, over from s order by transaction_id) s
   cross join lateral (
@@ -63,27 +73,24 @@ with s as materialized (
   ) l
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
-  where s.outcome is not null and not s.noted and exists (
-    select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'gone'
-  )
+  where s.outcome is not null and not s.noted and s.writable
   order by s.transaction_id
 ), removed as (
   delete from check_back where transaction_id = any (array(select transaction_id from locked where over))
 ), settled as (
   update check_back c set
     leased_until = null,
-    answered = c.answered + (s.answered and c.last_answered < s.number)::int,
-    last_answered = case when s.answered then greatest(c.last_answered, s.number) else c.last_answered end,
+    answered = c.answered + (s.answered and s.writable and c.last_answered < s.number)::int,
+    last_answered = case when s.answered and s.writable then greatest(c.last_answered, s.number)
+      else c.last_answered end,
     unanswered = case when s.unanswered and c.last_answered < s.number then c.unanswered + 1 else 0 end,
     unanswered_since =
       case when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at) end,
-    state = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
-      then 2::smallint else c.state end,
-    parked_at = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
-      then {_NOW} else c.parked_at end,
-    parked_reason = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
-      then s.parked_reason else c.parked_reason end,
+    state = case when {_PARKS} then 2::smallint else c.state end,
+    parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
+    parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
     next_check_at = case when c.state = 2 then null
+      when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
       when s.unanswered and c.last_answered >= s.number then {_NOW} end
   from s
@@ -100,9 +107,6 @@ with s as materialized (
   insert into attempt (transaction_id, kind, at, outcome, error)
   select p.transaction_id, 'parked', {_NOW}, 'parked', p.parked_reason
   from parked p
-  where exists (
-    select from day d where d.low <= p.transaction_id and d.high > p.transaction_id and d.state <> 'gone'
-  )
   order by p.transaction_id
 )
 select transaction_id from parked
