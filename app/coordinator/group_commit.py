@@ -26,6 +26,7 @@ import structlog
 from app.database.backends import end_backends
 from app.database.connection import Connection
 from app.database.errors import BROKEN, GONE, READ_ONLY, RETRY_AFTER_S, ROW_ERRORS, Unconfirmed, problem_of
+from app.database.standby_wait import canceled_wait
 from app.errors import DatabaseUnavailable, Overloaded, Problem
 
 log = structlog.get_logger(__name__)
@@ -340,9 +341,7 @@ class GroupCommitLane(Generic[R, Outcome]):
             )
 
     def _note_warning(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        # Postgres reports success with a mere warning when the wait for a synchronous standby is canceled.
-        if getattr(message, "severity_en", None) == "WARNING" and getattr(message, "sqlstate", "") == "01000":
-            self._warning = str(getattr(message, "message", "warning"))
+        self._warning = canceled_wait(message) or self._warning
 
     def _drop(self, *, is_idle: bool = False) -> None:
         if self._connection is not None:

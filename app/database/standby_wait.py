@@ -1,4 +1,14 @@
-"""Reads whose answer waits until a synchronous standby has what was read."""
+"""Whether a synchronous standby has what is acknowledged: reads that wait for it, and waits that were canceled."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from app.database.connection import Connection
+
+# The class of the warning with which Postgres reports success although a wait for a standby was canceled.
+WARNING = "01000"
 
 # The row of another database transaction is visible although no standby has it, if its wait was canceled or the server
 # restarted. A database transaction that only reads does not wait either. This part of its statement writes a message of
@@ -8,3 +18,27 @@ CONFIRMED = """confirmed as materialized (
   select case when current_setting('synchronous_standby_names') <> ''
     then pg_logical_emit_message(true, 'halfnote', '') end
 )"""
+
+
+def canceled_wait(message: asyncpg.PostgresLogMessage) -> str | None:
+    """Return the text of a warning that the wait of a commit for a synchronous standby was canceled, else None."""
+    if getattr(message, "severity_en", None) != "WARNING" or getattr(message, "sqlstate", "") != WARNING:
+        return None
+    return str(getattr(message, "message", "warning"))
+
+
+@contextmanager
+def noted_waits(connection: Connection) -> Iterator[list[str]]:
+    """Collect the warnings that a wait for a synchronous standby was canceled."""
+    found: list[str] = []
+
+    def note(_: object, message: asyncpg.PostgresLogMessage) -> None:
+        text = canceled_wait(message)
+        if text is not None:
+            found.append(text)
+
+    connection.add_log_listener(note)
+    try:
+        yield found
+    finally:
+        connection.remove_log_listener(note)

@@ -15,8 +15,10 @@ from fastapi.responses import Response
 from app.admission.route_roles import RULES
 from app.config import Settings
 from app.database.connection import Connection
+from app.database.errors import RETRY_AFTER_S
+from app.database.standby_wait import noted_waits
 from app.delivery import Refused
-from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
+from app.errors import DatabaseUnavailable, HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
 from app.field_rules import json_of
 from app.ids import message_id
 from app.permissions import Caller, Role
@@ -304,25 +306,31 @@ async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequ
         await note_act_first(runtime, caller, "subscription.acknowledge", name, acting.valid(given))
     found = None
     async with runtime.claim_connections.connection() as connection:
-        # After the connection was opened: it may be the first one to a promoted server.
-        known = runtime.pulled.get(name)
-        # After the wait for a connection, so that no message is acknowledged whose time is over.
-        now = runtime.clock.now()
-        if known is not None:
-            opening = _Opening(known)
-            handles = opening.valid(given)
-            found = await settling.acknowledge(connection, known.subscription, handles, now, version=known.version)
-        if found is None:
-            # This process has not read the subscription, or it was changed since then, or nothing is held.
-            opening = _Opening(await _pulled(runtime, connection, name))
-            handles = opening.valid(given)
-            found = await settling.acknowledge(connection, opening.subscription, handles, now)
+        with noted_waits(connection) as canceled:
+            # After the connection was opened: it may be the first one to a promoted server.
+            known = runtime.pulled.get(name)
+            # After the wait for a connection, so that no message is acknowledged whose time is over.
+            now = runtime.clock.now()
+            if known is not None:
+                opening = _Opening(known)
+                handles = opening.valid(given)
+                found = await settling.acknowledge(connection, known.subscription, handles, now, version=known.version)
+            if found is None:
+                # This process has not read the subscription, or it was changed since then, or nothing is held.
+                opening = _Opening(await _pulled(runtime, connection, name))
+                handles = opening.valid(given)
+                found = await settling.acknowledge(connection, opening.subscription, handles, now)
     assert found is not None
     # The next messages of the keys can be claimed, or those that did not fit beside what waits for its key.
     if opening.subscription.ordered is Ordered.KEY:
         runtime.wake_ups.claimable()
     fresh = sum(one is not None and not one.repeated for one in found)
     runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
+    if canceled:
+        raise DatabaseUnavailable(
+            "The wait for the database's standby was canceled, so a failover could lose this. Acknowledge again.",
+            retry_after_s=RETRY_AFTER_S,
+        )
     return opening.answer(given, found, lambda named, one: _Settled(200, named, replayed=one.repeated))
 
 

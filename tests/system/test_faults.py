@@ -159,6 +159,33 @@ async def test_a_repeat_is_acknowledged_only_when_the_standby_has_its_row(own_se
     await db.close()
 
 
+async def test_an_acknowledgement_is_answered_only_when_the_standby_has_it(own_server: OwnServer) -> None:
+    db = await connect(own_server.server.url)
+    await db.execute("set synchronous_commit = local")
+    client = own_server.client
+    body = {"topics": ["order"], "destination": {"type": "pull"}}
+    assert (await client.put("/subscriptions/points", json=body)).status_code == 201
+    assert (await client.post("/messages", json=ORDER)).status_code == 201
+    claimed = (await client.post("/subscriptions/points/claim", json={"wait_s": 5})).json()
+    acknowledgement = {"handles": [one["handle"] for one in claimed["messages"]]}
+    assert len(acknowledgement["handles"]) == 1
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
+    for _ in ("the first", "a repeat"):
+        asked = asyncio.create_task(client.post("/subscriptions/points/ack", json=acknowledgement))
+        async with asyncio.timeout(10):
+            while not (asked.done() or await db.fetchval(CANCEL)):
+                await asyncio.sleep(0.01)
+        answer = await asked
+        assert (answer.status_code, answer.json().get("type")) == (503, "/problems/database-unavailable"), answer.text
+        assert await db.fetchval("select count(*) from receipt") == 1
+    await _require_standby(db, "")
+    answer = await client.post("/subscriptions/points/ack", json=acknowledgement)
+    [settled] = answer.json()["outcomes"]
+    assert (settled["status"], settled["replayed"]) == (200, True)
+    await db.close()
+
+
 async def test_a_connection_whose_commit_waits_for_a_standby_is_not_closed(own_server: OwnServer) -> None:
     """Its backend would go on to wait, so each turn of a loop would leave another one, up to `max_connections`.
 

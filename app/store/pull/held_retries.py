@@ -13,6 +13,7 @@ from uuid import UUID
 
 from app.database.columns import Column, RowArrays, field_names, insert, same
 from app.database.connection import Connection
+from app.database.standby_wait import CONFIRMED
 from app.store.pull.claims import HeldMessage
 from app.store.relay.log import WINDOW_BYTES, Outgoing
 from app.store.relay.retries import MESSAGE, OPEN
@@ -142,8 +143,9 @@ HOLD = insert("delivery_retry", _HELD_ROW, f"from {TO_HOLD.unnest('a')} on confl
 
 # Receipts by these handles: their digest and number of attempts. Looked up in the order of the primary key, as above.
 REPEATED = f"""
+with {CONFIRMED}
 select a.n::int
-from {HELD.unnest("a", ordinality="n")}
+from confirmed cross join {HELD.unnest("a", ordinality="n")}
 join unnest($9::int[], $10::bytea[]) with ordinality as b(attempt, digest, n) on b.n = a.n
 cross join lateral (
   select r.* from receipt r where r.transaction_id = a.transaction_id
