@@ -76,7 +76,7 @@ class Message(NamedTuple):
 
 
 class UnfinishedError(Exception):
-    """The redaction is on record, and a file with the body may still exist."""
+    """The redaction is on record, or may be, and a file with the body may still exist."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,6 +141,7 @@ def redact(
     """Remove a body from a day's archive; False if it was removed before. `record`: actor and reason.
 
     Raises RunFailedError; the archive is then unchanged, and the next archive or redact removes the partial files.
+    Raises UnfinishedError if a later step failed, or if its outcome is unknown.
     """
     files = files_for(spark)
     if _is_redacted(day, message):
@@ -160,9 +161,15 @@ def redact(
     if wrong:
         raise RunFailedError(f"The rewritten file is wrong: {'; '.join(wrong)}. The archive still has the body.")
     sync([f"{day.archive}/{name}"])
-    with connection.transaction():
-        day = records.redescribe(connection, day, described)
-        audit.record(connection, "archive.redact", message, **record)
+    try:
+        with connection.transaction():
+            day = records.redescribe(connection, day, described)
+            audit.record(connection, "archive.redact", message, **record)
+    except psycopg.OperationalError as error:
+        raise UnfinishedError(
+            f"The database did not answer, so it is not known whether {message} is redacted. Run the command again: "
+            f"{root_cause(str(error))}"
+        ) from error
     try:
         finish_redaction(connection, files, day)
     except (RunFailedError, *FAILURES) as error:

@@ -12,6 +12,7 @@ import pytest
 from spark.archive import records
 from spark.engine.filesystem import FilesOfSpark
 from spark.jobs import archive, reconcile, redact
+from spark.postgres import audit
 from tests.spark.archives import DAY, MadeDay, path_of, row_of
 from tests.spark.days import rows
 
@@ -112,6 +113,31 @@ def test_a_redaction_that_the_database_forgot_is_named(
     assert "A redaction that the database does not know" in said
     write_row(dsn, (place / "manifest.json").read_text())
     assert take_out(dsn, message_id) == 0
+
+
+def test_a_redaction_whose_commit_was_not_answered_says_so(
+    archived_day_made: MadeDay,
+    dsn: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message_id, recorded = f"{archived_day_made.ids[0]}-0", audit.record
+
+    def lost(connection: psycopg.Connection[Any], *given: Any, **named: Any) -> None:
+        recorded(connection, *given, **named)
+        with psycopg.connect(dsn) as other:
+            other.execute("select pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+
+    monkeypatch.setattr(audit, "record", lost)
+    assert take_out(dsn, message_id) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"The database did not answer, so it is not known whether {message_id} is redacted.")
+    assert "Nothing was redacted" not in said
+
+    monkeypatch.undo()
+    assert take_out(dsn, message_id) == 0
+    assert body_of(place, message_id) is None
 
 
 class Killed(BaseException):
