@@ -27,7 +27,7 @@ from spark.engine.jdbc_driver import NoJarError
 from spark.engine.kept_files import write_lists
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
-from spark.engine.session import running
+from spark.engine.session import JAVA_OPTIONS, JAVA_OPTIONS_PLANNING, JAVA_OPTIONS_SMALL, running
 from spark.engine.signals import InterruptedRunError, Interrupts, apart, interruptible
 from spark.engine.staging import staging
 from spark.errors import DamagedError, RunFailedError
@@ -96,7 +96,7 @@ class Program:
         with only_run(installation.database_url) as connection:
             run.connection = connection
             try:
-                with self._session(run.discard, is_small(connection)) as spark:
+                with self._session(run.discard, small=is_small(connection)) as spark:
                     run.begin(spark, self._place.name)
                     ledgers = self._ledgers(spark, run.progress)
                     ended = run.write(run.prove(spark, run.read(spark), ledgers))
@@ -125,7 +125,7 @@ class Program:
         several = Several(runs, str(self._place), out, self._options.day)
         with several.taken():
             small = all(is_small(one.run.database) for one in several.left)
-            with self._session(several.discard, small) as spark:
+            with self._session(several.discard, small=small) as spark:
                 several.prove(spark, self._place.name, lambda: self._ledgers(spark, Progress()))
         for one in several.all:
             print(f"{one.name}: {one.outcome.said if one.outcome else f'failed: {one.error}'}")
@@ -156,11 +156,16 @@ class Program:
         return FINDINGS if ended.open else PROVED
 
     @contextmanager
-    def _session(self, discard: Callable[[], None], small: bool = False) -> Iterator[SparkSession]:
-        """Yield the session; remove the unpublished files by `discard` if the block raises."""
+    def _session(self, discard: Callable[[], None], *, small: bool | None = None) -> Iterator[SparkSession]:
+        """Yield the session; remove the unpublished files by `discard` if the block raises.
+
+        `small`: whether Postgres has few rows; None: Parquet is read.
+        """
         ledgers = (self._options.producer_ledger, self._options.consumer_ledger)
         jdbc = any(ledger is not None and ledger.startswith("jdbc:") for ledger in ledgers)
-        with running(self._place, self._options.master, jdbc=jdbc, small=small) as spark:
+        java = JAVA_OPTIONS if small is None or any(ledgers) else JAVA_OPTIONS_PLANNING
+        java = JAVA_OPTIONS_SMALL if small else java
+        with running(self._place, self._options.master, jdbc=jdbc, java=java) as spark:
             self._interrupts.listen()
             try:
                 yield spark

@@ -153,9 +153,15 @@ def _read_day(
     # Ledgers and archives make suspects too. They are read without the snapshot, which holds up vacuum.
     alone = day.archive_manifest is None and not wish.ledgers
     search = EarlySearch(snapshot, wish.sla_s, f"{staging_dir}/searched") if alone and is_local(spark) else None
-    frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress, search)
     with progress.stage("read same offsets", day.day):
-        frames = replace(frames, same_offset=others_with_same(spark, snapshot, day, staging_dir))
+        same = others_with_same(spark, snapshot, day, staging_dir)
+    try:
+        frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress, search)
+    except SnapshotLostError:
+        if search is not None:
+            search.wait()
+        raise
+    frames = replace(frames, same_offset=same)
     if day.archive is not None and day.archive_manifest is not None:
         with progress.stage("manifest", day.day):
             found = manifest.of_day(snapshot.connection, day.day)
@@ -163,7 +169,9 @@ def _read_day(
                 found = manifest.before_growth(day.archive_manifest, found)
         frames = replace(frames, archive_manifest=day.archive_manifest, found_manifest=found)
     signature = snapshot.signature(day, frames.rows)
-    return ReadDay(frames, signature) if search is None else ReadDay(search.beside(frames), signature, search.found)
+    if search is None:
+        return ReadDay(frames, signature)
+    return ReadDay(search.beside(frames), signature, search.found, search.joined)
 
 
 def _with_archive(spark: SparkSession, url: str, read: ReadDay, staging_dir: str, progress: Progress) -> ReadDay:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.engine.parallel import ABREAST
 from spark.engine.progress import Progress
@@ -29,7 +29,6 @@ from spark.sources.failures import read_failure
 # By the names of comparisons, the ids, sorted, of the transactions that may be found. A comparison that it leaves out
 # looks at all.
 Among: TypeAlias = Mapping[str, Sequence[str]]
-Search: TypeAlias = Callable[[Frames], Among]
 Writes: TypeAlias = Callable[..., int]
 # What Postgres or this process finds while it reads, by the names of schemas.FOUND: the stage, and what writes it.
 FOUND: dict[str, tuple[str, Writes]] = {
@@ -52,6 +51,19 @@ _NAMED = frozenset({"differing", "wrong_receipt"})
 OF_NO_DAY = frozenset({"audit_broken", "differing_subscription", "without_evidence"})
 
 
+class Search(Protocol):
+    """What is done with a day's rows while comparisons run: its three methods are called in this order."""
+
+    def prepare(self, versions: DataFrame, checkpoint: DataFrame) -> None:
+        """Begin with what needs the subscriptions only. It may be left out."""
+
+    def look(self, frames: Frames) -> Among:
+        """Return which transactions comparisons must look at."""
+
+    def go_on(self) -> None:
+        """Do what no comparison waits for."""
+
+
 class Comparisons:
     """What the read finds beside the rows. Some is computed by Postgres, some by this process."""
 
@@ -65,28 +77,41 @@ class Comparisons:
         """Write what each comparison finds (`names` of FOUND), several at a time; return the frames of the rows, and
         the numbers of found rows by name. All have ended when this returns or raises."""
 
-        def frames_and_among() -> tuple[Frames, Among]:
-            read = rows()
-            if search is None:
-                return read, {}
-            with self._progress.stage("search", self._day.day):
-                return read, search(read)
+        looked: Future[Among] = Future()
+
+        def searched() -> Frames:
+            try:
+                read = rows()
+                among: Among = {}
+                if search is not None:
+                    with self._progress.stage("search", self._day.day):
+                        among = search.look(read)
+            except BaseException as error:
+                looked.set_exception(error)
+                raise
+            looked.set_result(among)
+            if search is not None:
+                with self._progress.stage("early join", self._day.day):
+                    search.go_on()
+            return read
 
         # The digests take the longest. What waits for the search comes last.
         order = sorted(names, key=lambda name: (name in _NAMED, name != "altered"))
         with ThreadPoolExecutor(min(ABREAST, cores(self._spark))) as pool:
             try:
-                early = pool.submit(frames_and_among)
-                running = {name: pool.submit(self._compare, name, early) for name in order}
-                return early.result()[0], {name: one.result() for name, one in running.items()}
+                early = pool.submit(searched)
+                running = {name: pool.submit(self._compare, name, looked) for name in order}
+                # An error of the search is raised first: comparisons that wait for it have the same.
+                looked.result()
+                return early.result(), {name: one.result() for name, one in running.items()}
             except BaseException:
                 self._snapshot.ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _compare(self, name: str, early: "Future[tuple[Frames, Among]]") -> int:
+    def _compare(self, name: str, looked: "Future[Among]") -> int:
         what, write = FOUND[name]
-        given = {"among": early.result()[1].get(name)} if name in _NAMED else {}
+        given = {"among": looked.result().get(name)} if name in _NAMED else {}
         with self._progress.stage(what, self._day.day) as stage:
             directory = f"{self._staging_dir}/{name}"
             try:

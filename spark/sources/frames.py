@@ -8,7 +8,7 @@ type, ids as text cost no more than as bytes, and dictionaries of columns that h
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
@@ -47,6 +47,9 @@ SQL_TYPES = {
 # Columns with nearly unique values, for which a dictionary is useless.
 UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
+# The frames that a search is prepared with, in the order of its parameters.
+PREPARED = ("subscription_version", "checkpoint")
+
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.
 IN_SNAPSHOT = "; ".join(readers.IN_SNAPSHOT)
@@ -70,7 +73,8 @@ def frames_from_postgres(
 ) -> Frames:
     """Read a day in the snapshot, write it below `staging_dir` in the layout of `frames_from_parquet`, and return it.
 
-    `search` names the transactions that some comparisons must look at, while others run. The caller has locked the day.
+    `search` names the transactions that some comparisons must look at, while others run; it is prepared while the rows
+    of messages are read, if there are many. The caller has locked the day.
     Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the read failed otherwise; then the
     files below `staging_dir` are useless.
     """
@@ -79,12 +83,19 @@ def frames_from_postgres(
     counts = snapshot.small_counts(found)
     rows: dict[str, int] = {}
     ids = id_ranges(snapshot, found) if is_local(spark) else None
-    for name in schemas.FRAMES:
-        with progress.stage(f"read {name}", day) as stage:
-            rows[name] = 0
-            if counts.get(name) != 0:
-                rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}", ids)
-            stage.rows = rows[name]
+
+    def write(names: Iterable[str]) -> None:
+        for name in names:
+            with progress.stage(f"read {name}", day) as stage:
+                rows[name] = 0
+                if counts.get(name) != 0:
+                    rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}", ids)
+                stage.rows = rows[name]
+
+    write(name for name in schemas.FRAMES if name not in schemas.BIG)
+    if search is not None and ids is not None and len(ids) > 1:
+        search.prepare(*(_read_frame(spark, staging_dir, name, rows[name]) for name in PREPARED))
+    write(schemas.BIG)
     description = described(snapshot, found, rows)
     any_row = any(rows[name] for name in schemas.BIG | schemas.OF_DAY)
     names = [name for name in FOUND if any_row or name in OF_NO_DAY]
@@ -255,7 +266,7 @@ def _rows_of(spark: SparkSession, files: Files, directory: str, description: Map
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
         if files.exists(place):
-            frames[name] = spark.read.schema(schema).parquet(place)
+            frames[name] = _read_frame(spark, directory, name)
         elif rows.get(name, 1 if name in schemas.BIG else 0):
             raise RunFailedError(f"{place} is missing.")
         elif name == "subscription_version" and name not in rows:
@@ -279,6 +290,12 @@ def _rows_of(spark: SparkSession, files: Files, directory: str, description: Map
         nothing=frozenset(nothing),
         **frames,
     )
+
+
+def _read_frame(spark: SparkSession, directory: str, name: str, count: int | None = None) -> DataFrame:
+    """Return a frame that is in a directory. Without rows it has no files there. `count`: None: it has files."""
+    schema = schemas.FRAMES[name]
+    return empty(spark, schema) if count == 0 else spark.read.schema(schema).parquet(f"{directory}/{name}")
 
 
 def _with_found(spark: SparkSession, frames: Frames, directory: str, description: Mapping[str, Any]) -> Frames:

@@ -67,7 +67,7 @@ def _of_sort(day: date, sort: str, volumes: Volumes, expected: Expected) -> list
 def _judged(f: Frames) -> dict[str, int]:
     """Return the ids of the subscriptions by name that were active, with the same topics and filters, all the time."""
     since = F.lit(f.day) - F.make_interval(days=F.lit(WINDOW.days))
-    steady = subscriptions(f).where("state = 'active' and deleted_at is null")
+    steady = subscriptions(f.subscription_version).where("state = 'active' and deleted_at is null")
     steady = steady.where((F.col("matches_since") < since) & (F.to_date("state_since") < F.lit(f.day)))
     return {row["name"]: row["subscription_id"] for row in steady.select("name", "subscription_id").collect()}
 

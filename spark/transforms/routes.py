@@ -17,11 +17,11 @@ _FILTERS = "tags array<string>, headers map<string, string>"
 
 def routes(f: Frames) -> DataFrame:
     """Return the routes that were computed for the run, or else compute them."""
-    return f.routes if f.routes is not None else routed(f)
+    return f.routes if f.routes is not None else routed(f.subscription_version, f.checkpoint)
 
 
-def routed(f: Frames) -> DataFrame:
-    """Return one row a subscription, deleted ones too, by its history.
+def routed(versions: DataFrame, checkpoint: DataFrame) -> DataFrame:
+    """Return one row a subscription, deleted ones too, by its history (the frame `subscription_version`).
 
     `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` last changed; `judged_from`:
     messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown.
@@ -30,7 +30,7 @@ def routed(f: Frames) -> DataFrame:
     `works_since`: it is active since then; null if it is paused, disabled or deleted. `taker` is the hash of its
     number, never 0. `matches_until`, of a deleted one: no worker took a message for it that was committed later.
     """
-    known = subscriptions(f).join(_checkpoints(f), "subscription_id", "left")
+    known = subscriptions(versions).join(_checkpoints(checkpoint), "subscription_id", "left")
     known = known.withColumn("works_since", F.expr("if(state = 'active' and deleted_at is null, state_since, null)"))
     wanted = F.from_json("filters", _FILTERS)
     return known.select(
@@ -52,10 +52,10 @@ def routed(f: Frames) -> DataFrame:
     ).withColumn("taker", F.xxhash64("subscription_id"))
 
 
-def _checkpoints(f: Frames) -> DataFrame:
+def _checkpoints(checkpoint: DataFrame) -> DataFrame:
     """A number of shards that has changed replaces all rows at once, so there is always one layout, complete."""
     whole = (F.count("*") == F.max("shards")) & (F.min("shards") == F.max("shards"))
-    by_subscription = f.checkpoint.groupBy("subscription_id")
+    by_subscription = checkpoint.groupBy("subscription_id")
     return by_subscription.agg(F.min("offset").alias("lowest"), whole.alias("whole_layout"))
 
 

@@ -184,9 +184,9 @@ def joined(f: Frames, sla_s: float, place: Path | None = None, searched: Searche
     f = ledgers.of_day(f)
     spark = f.op.sparkSession
     if place is not None and (searched is not None or may_search(f)):
-        return _joined_by_search(f, sla_s, searched or search_day(f, sla_s, place))
+        return joined_by_search(f, sla_s, searched or search_day(f, sla_s, place))
     with as_they_are(spark, if_=is_small(f)):
-        f = replace(f, routes=_few(routed(f)))
+        f = replace(f, routes=_few(routed(f.subscription_version, f.checkpoint)))
     if is_small(f):
         with as_they_are(spark, if_=True):
             disorder = _computed(offsets.disorder(offsets.breaks(f.outbox)))
@@ -230,13 +230,17 @@ def search_day(f: Frames, sla_s: float, place: Path, compared: Compared | None =
 
 def with_routes(f: Frames) -> Frames:
     """Return the frames with their routes, which are computed once."""
-    if f.routes is not None:
-        return f
-    with as_they_are(f.op.sparkSession, if_=True):
-        return replace(f, routes=_few(routed(f)))
+    return f if f.routes is not None else replace(f, routes=routes_of(f.subscription_version, f.checkpoint))
 
 
-def _joined_by_search(f: Frames, sla_s: float, searched: Searched) -> Joined:
+def routes_of(versions: DataFrame, checkpoint: DataFrame) -> DataFrame:
+    """Return the routes of a run, computed."""
+    with as_they_are(versions.sparkSession, if_=True):
+        return _few(routed(versions, checkpoint))
+
+
+def joined_by_search(f: Frames, sla_s: float, searched: Searched) -> Joined:
+    """Return what `joined` does of a day that was searched. The frames need nothing that comparisons find."""
     spark = f.op.sparkSession
     f = with_routes(f)
     found = searched_day(f, searched)

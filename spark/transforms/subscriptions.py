@@ -6,18 +6,16 @@ Only the history counts, because its rows are never changed; the service changes
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.frames import Frames
-
 _LAST = ("name", "topics", "filters", "state", "ordered", "started_after", "deleted_at")
 
 
-def subscriptions(f: Frames) -> DataFrame:
+def subscriptions(versions: DataFrame) -> DataFrame:
     """Return one row a subscription, deleted ones too: the columns `_LAST` of its last version.
 
-    `created_at`: the time of its first version; `matches_since`: when its topics and filters last changed;
-    `state_since`: when its state last changed.
+    `versions`: the frame `subscription_version`. `created_at`: the time of its first version; `matches_since`: when its
+    topics and filters last changed; `state_since`: when its state last changed.
     """
-    marked = f.subscription_version.withColumns(
+    marked = versions.withColumns(
         {"matches": _changed("topics", "filters"), "entered": _changed("state"), "place": F.struct("at", "version_id")}
     )
     return marked.groupBy("subscription_id").agg(

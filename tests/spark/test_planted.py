@@ -19,7 +19,7 @@ from spark.postgres.connections import Connection, connect
 from spark.proof.early_search import EarlySearch
 from spark.proof.prove_day import ReadDay
 from spark.proof.read_days import Wish, read_days
-from spark.sources import deliveries, half_digests, received
+from spark.sources import deliveries, half_digests, id_ranges, received
 from spark.transforms import rules
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, found_in, joined
@@ -136,7 +136,7 @@ def test_a_day_that_is_searched_while_it_is_read_has_the_same_findings(
     spark: SparkSession, made: str, copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: list[Mapping[str, Sequence[str]]] = []
-    look = EarlySearch.__call__
+    look = EarlySearch.look
 
     def looked(search: EarlySearch, frames: Frames) -> Mapping[str, Sequence[str]]:
         named.append(look(search, frames))
@@ -146,7 +146,9 @@ def test_a_day_that_is_searched_while_it_is_read_has_the_same_findings(
         plant(connection)
     whole = read(spark, copy, day_of(made), tmp_path / "whole")
     monkeypatch.setattr(rules, "SMALL_DAY", 0)
-    monkeypatch.setattr(EarlySearch, "__call__", looked)
+    # So that the day has several ranges, for which the search is prepared.
+    monkeypatch.setattr(id_ranges, "PAGES_AT_ONCE", 4)
+    monkeypatch.setattr(EarlySearch, "look", looked)
     searched = read_day(spark, copy, day_of(made), tmp_path / "named")
     some = searched.frames
     assert [list(ids) for ids in named] == [["differing", "wrong_receipt"]]
@@ -155,15 +157,20 @@ def test_a_day_that_is_searched_while_it_is_read_has_the_same_findings(
         assert sorted(getattr(some, name).collect()) == sorted(found)
         assert len(found) > 10
         assert len(ids) < some.rows["half"] / 2
-    j = joined(some, 0.0, tmp_path / "joined", searched.searched)
-    assert j.counts is not None
+    later = joined(some, 0.0, tmp_path / "joined", searched.searched)
+    assert searched.joined is not None
+    early = replace(searched.joined, whole=some)
+    assert later.counts == early.counts is not None
     found_whole = proved(spark, whole, []).found
     # How late a delivery is depends on the time of the snapshot.
-    by_search, by_joins = (
+    by_joins, *by_search = (
         {about: re.sub(r'"lag_s":[0-9.]+', "", detail) for about, detail in found.items()}
-        for found in ({(row.kind, row.subject): row.detail for row in found_in(j).collect()}, found_whole)
+        for found in (
+            found_whole,
+            *({(row.kind, row.subject): row.detail for row in found_in(j).collect()} for j in (later, early)),
+        )
     )
-    assert by_search == by_joins
+    assert by_search == [by_joins, by_joins]
 
 
 def test_the_share_that_is_found(examined: Proved, copy: str, capsys: pytest.CaptureFixture[str]) -> None:
