@@ -37,8 +37,8 @@ async def rotate_key(
 ) -> tuple[str, ApiKey]:
     """Make a key with the same rights, and let the former one expire after the overlap; return the key and its row.
 
-    The new key keeps the former one's expiry. Runs in a database transaction of the caller. Raises ApiKeyUnknown or
-    ApiKeyOver.
+    The new key keeps the former one's expiry; if that was rotated before, the expiry that it had until then. Runs in a
+    database transaction of the caller. Raises ApiKeyUnknown or ApiKeyOver.
     """
     await store.note_change(connection, store.CHANGED, now)
     former = await store.one(connection, key_id, lock=True)
@@ -47,7 +47,8 @@ async def rotate_key(
     if _is_over(former, now):
         raise ApiKeyOver("This key has expired or was revoked: make a new one.")
     same = {field.name: getattr(former, field.name) for field in fields(NewApiKey)}
-    key, made = await _add(connection, caller, same | {"rotated_from": key_id}, now)
+    same |= {"rotated_from": key_id, "expires_at": await _own_end(connection, former)}
+    key, made = await _add(connection, caller, same, now)
     await store.expire(connection, key_id, now + timedelta(seconds=overlap_s))
     entry = audit_entry(caller, "api_key.rotate", key_id, new_key_id=made.key_id, overlap_s=overlap_s)
     await record(connection, entry, now)
@@ -59,7 +60,8 @@ async def change_key(
 ) -> tuple[ApiKey, list[str]]:
     """Give a key other rights; return its row and the fields that changed. The key itself stays.
 
-    Runs in a database transaction of the caller. Raises ApiKeyUnknown, ApiKeyOver and Invalid.
+    A key that was rotated ends with its overlap, or earlier. Runs in a database transaction of the caller. Raises
+    ApiKeyUnknown, ApiKeyOver and Invalid.
     """
     await store.note_change(connection, store.CHANGED, now)
     former = await store.one(connection, key_id, lock=True)
@@ -69,11 +71,17 @@ async def change_key(
         raise ApiKeyOver("This key has expired or was revoked: make a new one.")
     if wanted.expires_at is not None and wanted.expires_at <= now:
         raise Invalid("`expires_at` is in the past: give a later time, or revoke the key.", field="expires_at")
+    end = wanted.expires_at
+    if former.expires_at is not None and await store.successor(connection, key_id) is not None:
+        end = former.expires_at if end is None else min(end, former.expires_at)
+    wanted = wanted.model_copy(update={"expires_at": end})
     rights = KeyRights(**wanted.model_dump() | {"role": wanted.role.value})
     changed = changed_fields(asdict(former), asdict(rights))
     if not changed:
         return former, []
-    entry = audit_entry(caller, "api_key.change", key_id, **wanted.model_dump(mode="json", include=set(changed)))
+    said = wanted.model_dump(mode="json", include=set(changed))
+    removed = sorted(name for name, value in said.items() if value is None) or None
+    entry = audit_entry(caller, "api_key.change", key_id, **said, removed=removed)
     await record(connection, entry, now)
     return await store.change(connection, key_id, rights, now), changed
 
@@ -95,6 +103,13 @@ def unknown(key_id: int) -> ApiKeyUnknown:
 def shown(key: ApiKey) -> ApiKeyShown:
     """Return a key in the form of the API."""
     return ApiKeyShown.model_validate({name: value for name, value in asdict(key).items() if name != "digest"})
+
+
+async def _own_end(connection: Connection, key: ApiKey) -> datetime | None:
+    """Return the end that a key has, or had before a rotation: each successor took it over."""
+    while (following := await store.successor(connection, key.key_id)) is not None:
+        key = following
+    return key.expires_at
 
 
 def _is_over(key: ApiKey, now: datetime) -> bool:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,48 @@ async def test_a_rotation_puts_no_end_off(start: Callable[..., Any]) -> None:
     new = (await client.post(f"/api-keys/{former['key_id']}/rotate", json={})).json()
     shown = (await client.get(f"/api-keys/{former['key_id']}")).json()
     assert new["expires_at"] == shown["expires_at"] == former["expires_at"]
+
+
+async def test_a_second_rotation_gives_the_end_that_the_key_had_before_the_first(start: Callable[..., Any]) -> None:
+    """The answer to the first one was lost."""
+    runtime, client = await start()
+    now = runtime.clock.now()
+    former = await made(client, "producer", producer_groups=["shop"], topics=["order"])
+    lost, new = [(await client.post(f"/api-keys/{former['key_id']}/rotate", json={})).json() for _ in range(2)]
+    third = (await client.post(f"/api-keys/{new['key_id']}/rotate", json={})).json()
+    fourth = (await client.post(f"/api-keys/{former['key_id']}/rotate", json={})).json()
+    assert [one["expires_at"] for one in (lost, third, fourth)] == [None] * 3
+    runtime.clock.fixed = now + timedelta(hours=25)
+    keys = [one["key"] for one in (former, new, third, fourth)]
+    assert [await status(client, key, "/topics") for key in keys] == [401, 401, 200, 200]
+
+
+async def test_a_change_does_not_put_off_the_end_of_a_rotated_key(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    scope = {"role": "producer", "producer_groups": ["shop"], "topics": ["order"]}
+    former = await made(client, **scope)
+    path = f"/api-keys/{former['key_id']}"
+    await client.post(f"{path}/rotate", json={"overlap_s": 600})
+    ends = (await client.get(path)).json()["expires_at"]
+    later = (runtime.clock.now() + timedelta(days=9)).isoformat()
+    for given in ({}, {"expires_at": later}):
+        answer = await client.put(path, json={**scope, "name": "other", **given})
+        assert (answer.status_code, answer.json()["expires_at"]) == (200, ends)
+    earlier = (runtime.clock.now() + timedelta(seconds=60)).isoformat()
+    answer = await client.put(path, json={**scope, "name": "other", "expires_at": earlier})
+    assert datetime.fromisoformat(answer.json()["expires_at"]) == datetime.fromisoformat(earlier)
+    [detail] = await db.fetch("select detail from audit where what = 'api_key.change' order by audit_id limit 1")
+    assert json.loads(detail["detail"]) == {"name": "other"}
+
+
+async def test_the_audit_names_what_a_change_removed(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    expires = (runtime.clock.now() + timedelta(days=1)).isoformat()
+    former = await made(client, name="some", expires_at=expires, rate_per_s=1030.0)
+    answer = await client.put(f"/api-keys/{former['key_id']}", json={"name": "some", "role": former["role"]})
+    assert (answer.status_code, answer.json()["expires_at"]) == (200, None)
+    detail = await db.fetchval("select detail from audit where what = 'api_key.change'")
+    assert json.loads(detail)["removed"] == ["expires_at", "rate_per_s"]
 
 
 async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: Connection) -> None:

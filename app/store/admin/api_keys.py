@@ -46,6 +46,8 @@ where coalesce(revoked_at, 'infinity') > $1 and coalesce(expires_at, 'infinity')
 # Primary key.
 ONE = f"select {COLUMNS} from api_key where key_id = $1"  # noqa: S608
 ONE_LOCKED = ONE + " for update"
+# The whole table, which is small.
+SUCCESSOR = f"select {COLUMNS} from api_key where rotated_from = $1 order by key_id limit 1"  # noqa: S608
 PAGE = f"select {COLUMNS} from api_key where key_id < $1 order by key_id desc limit $2"  # noqa: S608
 # The whole table is sorted, which is small. $1: how many rows come before the page.
 RANKED: dict[ApiKeyOrder, str] = {
@@ -168,6 +170,12 @@ async def known(connection: Connection, now: datetime) -> list[ApiKey]:
 async def one(connection: Connection, key_id: int, *, lock: bool = False) -> ApiKey | None:
     """Return a key, or None."""
     row = await connection.fetchrow(ONE_LOCKED if lock else ONE, key_id)
+    return _key_of(row) if row else None
+
+
+async def successor(connection: Connection, key_id: int) -> ApiKey | None:
+    """Return the first key that a rotation made for a key, or None."""
+    row = await connection.fetchrow(SUCCESSOR, key_id)
     return _key_of(row) if row else None
 
 
