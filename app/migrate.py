@@ -141,15 +141,19 @@ async def migrate(
 async def _upgrade(dsn: str, config: Config, patience_s: float) -> None:
     """Run the revisions that are missing. Raises as `migrate`."""
     config.attributes["oldest_served"] = int(OLDEST_SERVED)
-    until = monotonic() + patience_s
+    # A revision may take long by itself, so the patience begins with the first lock that was not free.
+    tried: str | None = None
+    until: float | None = None
     # It looks at the database, beside the connection that changes it.
     connection = await connect(dsn)
     try:
         await connection.execute(f"set lock_timeout = {LOCK_TIMEOUT_MS}")
         while (blockers := await _upgraded(connection, config)) is not None:
+            if until is None or await current(connection) != tried:
+                tried, until = await current(connection), monotonic() + patience_s
             if monotonic() > until:
                 raise UnusableDatabase(
-                    f"The database stays at revision {await current(connection)}. The next one needs a lock that "
+                    f"The database stays at revision {tried}. The next one needs a lock that "
                     f"another session has held for {patience_s:.0f} s: {', '.join(blockers) or 'which is unknown'}. "
                     "End that session or wait for its end, then run `halfnote migrate` again; it goes on from there."
                 )

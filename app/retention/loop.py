@@ -35,8 +35,9 @@ GONE_LATELY = timedelta(days=2)
 RESOLVED_AFTER = timedelta(days=1)
 # How long the rate limit of a cause is kept after its last operational message.
 ANNOUNCED_KEPT = timedelta(days=45)
-# Upkeep's waits block no other session. They end by timeout, so that a stop does not wait for them.
-SESSION = "set lock_timeout = '2s'; set statement_timeout = '10min'"
+# Upkeep's waits block no other session. They end by timeout, so that a stop does not wait for them. The session holds
+# upkeep's lock: that of a process that is frozen between two statements ends too, so that another worker goes on.
+SESSION = "set lock_timeout = '2s'; set statement_timeout = '10min'; set idle_session_timeout = '15min'"
 # A frozen server ends no statement of its own. Longer than `statement_timeout`, which ends one of a server that works.
 ANSWER_WITHIN_S = 660.0
 
@@ -50,7 +51,7 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
             return StepResult()
         await connection.execute(SESSION)
         made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
-        await mark_decided(connection, runtime.settings, now)
+        await mark_decided(runtime, connection, now)
         gone = await let_leave(runtime, connection, now)
         await clear_leftovers(connection, now)
         await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
@@ -64,26 +65,37 @@ def ended(day: Day) -> datetime:
     return datetime.combine(day.day, time(), UTC) + timedelta(days=1)
 
 
-async def mark_decided(connection: Connection, settings: Settings, now: datetime) -> None:
+async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) -> None:
     """Mark the past days in which every half has an Op, so that the sweep skips them.
 
     A day is marked only when no database transaction is open that began while halves of the day could arrive. A
     hanging commit is invisible and would be missed.
     """
-    written_later = await _written_later(connection, settings)
+    written_later = await _written_later(connection, runtime.settings)
     for day in await days.days(connection):
         last_written = ended(day) + written_later
         if day.state is not DayState.OPEN or day.decided or now < last_written:
             continue
         if await day_blockers.writers_since_before(connection, last_written):
             continue
-        # Most often a swept one is undecided, and the rest of the day is not read.
-        if (
-            (await day_blockers.undecided(connection, day)).count
-            == 0
-            == (await day_blockers.undecided(connection, day, whole=True)).count
-        ):
+        try:
+            decided = await _is_decided(connection, day)
+        except asyncpg.PostgresError as error:
+            if connection.is_closed():
+                raise
+            # Such as a count that took too long. The other days are marked and leave all the same.
+            log.exception("day_not_counted", day=day.day.isoformat(), error=str(error))
+            decided = False
+        beat(runtime)
+        if decided:
             await days.set_decided(connection, day.day, now)
+
+
+async def _is_decided(connection: Connection, day: Day) -> bool:
+    # Most often a swept one is undecided, and the rest of the day is not read.
+    if (await day_blockers.undecided(connection, day)).count:
+        return False
+    return not (await day_blockers.undecided(connection, day, whole=True)).count
 
 
 async def _written_later(connection: Connection, settings: Settings) -> timedelta:

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from alembic import command
+from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
+import app.migrate
 from app.cli.os_user import person
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection, UnusableDatabase, connect
@@ -398,6 +400,29 @@ async def test_giving_up_names_who_holds_the_lock_and_the_next_run_goes_on(empty
         with pytest.raises(UnusableDatabase, match=r"revision 0027; .* Run `halfnote migrate`"):
             await refuse_behind(empty)
     await migrate(empty, days_ahead=1)
+    assert await current(there) == head()
+
+
+async def test_a_long_revision_uses_up_no_patience_of_the_next(
+    empty: str, there: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await up(empty, BEFORE)
+    upgraded, tries = app.migrate._upgraded, 0
+
+    async def slow(connection: Connection, config: Config) -> tuple[str, ...] | None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await asyncio.sleep(0.6)
+        return await upgraded(connection, config)
+
+    monkeypatch.setattr(app.migrate, "_upgraded", slow)
+    async with dumping(empty, "pull_claim"):
+        migrating = asyncio.create_task(migrate(empty, days_ahead=1, patience_s=0.5))
+        async with asyncio.timeout(30):
+            while tries < 2:
+                await asyncio.sleep(0.01)
+    await migrating
     assert await current(there) == head()
 
 

@@ -378,13 +378,49 @@ async def test_a_day_is_decided_only_when_no_session_may_still_write_in_it(
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
     end = retention_loop.ended(await day_row(db, tomorrow))
     later = end + timedelta(seconds=runtime.settings.id_skew_s) + retention_loop.WRITTEN_LATER
-    await retention_loop.mark_decided(db, runtime.settings, later - timedelta(seconds=1))
+    await retention_loop.mark_decided(runtime, db, later - timedelta(seconds=1))
     assert not (await day_row(db, tomorrow)).decided
     async with open_snapshot(dsn):
-        await retention_loop.mark_decided(db, runtime.settings, later)
+        await retention_loop.mark_decided(runtime, db, later)
         assert not (await day_row(db, tomorrow)).decided
-    await retention_loop.mark_decided(db, runtime.settings, later)
+    await retention_loop.mark_decided(runtime, db, later)
     assert (await day_row(db, tomorrow)).decided
+
+
+async def test_the_session_of_a_frozen_worker_gives_upkeep_up(runtime: Runtime, db: Connection) -> None:
+    frozen = await runtime.database.dedicated()
+    assert await days.take_upkeep(frozen)
+    assert "idle_session_timeout = '15min'" in retention_loop.SESSION
+    await frozen.execute(retention_loop.SESSION.replace("'15min'", "'200ms'"))
+    assert not await days.take_upkeep(db)
+    async with asyncio.timeout(PROMPTLY_S):
+        while not await days.take_upkeep(db):
+            await asyncio.sleep(0.05)
+    await frozen.close()
+
+
+async def test_a_day_that_takes_too_long_to_count_keeps_no_other_day(
+    runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = datetime.now(UTC).date() + timedelta(days=1)
+    counted = day_blockers.undecided
+
+    async def undecided(connection: Connection, day: days.Day, *, whole: bool = False) -> day_blockers.DayUndecided:
+        if whole and day.day == slow:
+            async with connection.transaction():
+                await connection.execute("set local statement_timeout = 1")
+                await connection.execute("select pg_sleep(60)")
+        return await counted(connection, day, whole=whole)
+
+    monkeypatch.setattr(day_blockers, "undecided", undecided)
+    with capture_logs() as lines:
+        await retention_loop.mark_decided(
+            runtime, db, retention_loop.ended(await day_row(db, slow)) + timedelta(days=2)
+        )
+    assert [line["day"] for line in lines if line["event"] == "day_not_counted"] == [slow.isoformat()]
+    assert not (await day_row(db, slow)).decided
+    assert (await day_row(db, slow - timedelta(days=1))).decided
+    assert (await day_row(db, slow + timedelta(days=1))).decided
 
 
 async def test_a_day_is_not_decided_while_another_process_may_take_halves_of_it(
@@ -395,9 +431,9 @@ async def test_a_day_is_not_decided_while_another_process_may_take_halves_of_it(
     await raise_rule(db, LONGEST_ID_SKEW, 3600)
     longest = end + timedelta(hours=1) + retention_loop.WRITTEN_LATER
     assert runtime.settings.id_skew_s < 3600
-    await retention_loop.mark_decided(db, runtime.settings, longest - timedelta(seconds=1))
+    await retention_loop.mark_decided(runtime, db, longest - timedelta(seconds=1))
     assert not (await day_row(db, tomorrow)).decided
-    await retention_loop.mark_decided(db, runtime.settings, longest)
+    await retention_loop.mark_decided(runtime, db, longest)
     assert (await day_row(db, tomorrow)).decided
 
 
@@ -406,10 +442,10 @@ async def test_a_day_with_an_undecided_half_is_not_decided(
 ) -> None:
     transaction_id = await post_half(client)
     await post_transaction(client)
-    await retention_loop.mark_decided(db, runtime.settings, OLD_TIME + timedelta(days=1))
+    await retention_loop.mark_decided(runtime, db, OLD_TIME + timedelta(days=1))
     assert not (await day_row(db)).decided
     await post_end(client, transaction_id, "rollback")
-    await retention_loop.mark_decided(db, runtime.settings, OLD_TIME + timedelta(days=1))
+    await retention_loop.mark_decided(runtime, db, OLD_TIME + timedelta(days=1))
     assert (await day_row(db)).decided
 
 
