@@ -1,6 +1,5 @@
 """Make a cluster and its password with initdb: completely or not at all."""
 
-import os
 import secrets
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from app.embedded_postgres.binaries import Installation, clean_environment
 from app.embedded_postgres.errors import EmbeddedPostgresError
 from app.embedded_postgres.foreign import UNFINISHED, refuse_other_version
 from app.embedded_postgres.paths import ServerPaths
+from app.embedded_postgres.synced_files import sync_directory, write_synced
 
 USER = "halfnote"
 DATABASE = "halfnote"
@@ -68,14 +68,14 @@ def ensure_cluster(paths: ServerPaths, installation: Installation, *, sync: bool
         # An initdb that outlived its service may still write there; the next start removes the rest.
         shutil.rmtree(leftover, ignore_errors=True)
     fresh = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=paths.home))
-    _write_synced(fresh / "password", "x", secrets.token_urlsafe(32))
+    write_synced(fresh / "password", "x", secrets.token_urlsafe(32))
     paths.account.own(fresh / "password")
     paths.account.own(fresh)
     _initdb(fresh, paths, installation, sync=sync)
-    _write_synced(fresh / "data" / "postgresql.conf", "a", f"\ninclude '../../{_SETTINGS_FILE}'\n")
-    _sync_directory(fresh)
+    write_synced(fresh / "data" / "postgresql.conf", "a", f"\ninclude '../../{_SETTINGS_FILE}'\n")
+    sync_directory(fresh)
     fresh.rename(paths.cluster)
-    _sync_directory(paths.home)
+    sync_directory(paths.home)
 
 
 def _initdb(fresh: Path, paths: ServerPaths, installation: Installation, *, sync: bool) -> None:
@@ -131,23 +131,6 @@ def write_settings(paths: ServerPaths, port: int, settings: Mapping[str, str]) -
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "''")
     return f"'{escaped}'"
-
-
-def _write_synced(path: Path, mode: str, text: str) -> None:
-    """Write a file and sync it to disk; only the owner may read a new file."""
-    with open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def last_lines(text: str, count: int = 15) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from app.embedded_postgres.errors import EmbeddedPostgresError
+from app.embedded_postgres.location import record_home, recorded_home, refuse_other_owner
 from app.embedded_postgres.os_account import Account, account_for, runs_as_root
 
 # Where a root service keeps clusters that cannot be in the data directory: persistent, and traversable by everyone.
@@ -50,9 +51,9 @@ def find_paths(data_dir: Path) -> ServerPaths:
     A checkout below /root (mode 0700) is out of reach for the server's user. Opening its ancestors would expose
     private files, so the cluster is then in a system directory, which `data_dir` records.
     """
-    record = data_dir / "postgres-location"
-    if record.exists():
-        return _recorded_paths(record)
+    recorded = recorded_home(data_dir)
+    if recorded is not None:
+        return ServerPaths(recorded, account_for(recorded / "cluster"))
     _make_directory(data_dir)
     home = data_dir / "postgres"
     _make_directory(home)
@@ -65,19 +66,16 @@ def find_paths(data_dir: Path) -> ServerPaths:
             "above it traversable for that user, or move the data directory to a place that it can reach."
         )
     home = _system_home(data_dir, account)
-    record.write_text(f"{home}\n")
-    _log.warning("embedded_postgres_placed_elsewhere", data_dir=str(data_dir), home=str(home), account=account.name)
+    refuse_other_owner(home, data_dir)
+    record_home(data_dir, home)
+    _log.warning(
+        "embedded_postgres_placed_elsewhere",
+        data_dir=str(data_dir),
+        home=str(home),
+        account=account.name,
+        advice="The database is in `home`: back it up together with `data_dir`.",
+    )
     return ServerPaths(home, account)
-
-
-def _recorded_paths(record: Path) -> ServerPaths:
-    home = Path(record.read_text().strip())
-    if not home.is_dir():
-        raise EmbeddedPostgresError(
-            f"{record} says that the database is in {home}, which does not exist. Restore it, or delete {record} to "
-            "begin with an empty database."
-        )
-    return ServerPaths(home, account_for(home / "cluster"))
 
 
 def _make_directory(directory: Path) -> None:

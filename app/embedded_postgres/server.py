@@ -15,6 +15,7 @@ from app.embedded_postgres.binaries import Installation, clean_environment, find
 from app.embedded_postgres.errors import EmbeddedPostgresError
 from app.embedded_postgres.foreign import refuse_foreign
 from app.embedded_postgres.initdb import DATABASE, USER, ensure_cluster, read_password, write_settings
+from app.embedded_postgres.location import record_owner
 from app.embedded_postgres.lock import Ownership
 from app.embedded_postgres.paths import ServerPaths, find_paths
 from app.embedded_postgres.ports import HOST, free_port, is_free, remember_port, remembered_port
@@ -96,6 +97,7 @@ class EmbeddedPostgres:
         with contextlib.ExitStack() as undo:
             ownership = Ownership.acquire(paths.home / "lock", data_dir=data_dir)
             undo.callback(ownership.release)
+            record_owner(paths.home, data_dir)
             installation = runnable_by(paths.account, find_installation(), paths.home)
             ensure_cluster(paths, installation, sync=settings.get("fsync") != "off")
             clear(paths)
