@@ -1,5 +1,7 @@
 """Clean up after an earlier run: a server that outlived its service, orphans, a stale postmaster.pid."""
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from app.embedded_postgres.shutdown import await_end, has_ended, kill_all, stop_
 _ORPHANS_LEAVE_WITHIN_S = 5.0
 # The largest difference between the start time in postmaster.pid and the operating system's.
 _START_TOLERANCE_S = 5.0
+_NAMESPACES = ("mnt", "pid")
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +43,7 @@ class PidFile:
 
 def postmasters_of(paths: ServerPaths) -> list[psutil.Process]:
     """Return the living postmasters of this cluster: at most one, and perhaps a backend that it just forked."""
-    return [process for process, arguments in _postgres_processes() if str(paths.pgdata) in arguments]
+    return [process for process, arguments in _postgres_processes(paths) if str(paths.pgdata) in arguments]
 
 
 def backends_of(paths: ServerPaths) -> list[psutil.Process]:
@@ -49,14 +52,46 @@ def backends_of(paths: ServerPaths) -> list[psutil.Process]:
     Their titles identify them: every user may read titles, and root in a container may not read working directories.
     """
     title = f"postgres: {paths.cluster_name}: "
-    return [process for process, arguments in _postgres_processes() if arguments[0].startswith(title)]
+    return [process for process, arguments in _postgres_processes(paths) if arguments[0].startswith(title)]
 
 
-def _postgres_processes() -> Iterator[tuple[psutil.Process, list[str]]]:
+def _postgres_processes(paths: ServerPaths) -> Iterator[tuple[psutil.Process, list[str]]]:
+    """Yield the servers, with their arguments, that may be this cluster's."""
     for process in psutil.process_iter(["name", "cmdline"]):
         arguments = process.info["cmdline"]
-        if arguments and _is_postgres(process.info["name"]):
+        if (
+            arguments
+            and _is_postgres(process.info["name"])
+            and _may_signal(process.pid)
+            and not _is_of_another_container(process.pid, paths.pgdata)
+        ):
             yield process, arguments
+
+
+def _may_signal(pid: int) -> bool:
+    """Return whether this user may end the process; one that it may not end is another user's."""
+    if sys.platform != "win32":
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return False
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _is_of_another_container(pid: int, pgdata: Path) -> bool:
+    """Return whether the process sees other mounts or pids than this one, so that our path may name another directory.
+
+    A service's next start may have other mounts (systemd's PrivateTmp), so a server that works in `pgdata` is ours.
+    """
+    try:
+        if all(os.readlink(f"/proc/{pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES):
+            return False
+        return not os.path.samefile(f"/proc/{pid}/cwd", pgdata)
+    except OSError:
+        # Only Linux shows this, and root in a container may not read it of other users.
+        return False
 
 
 def _is_postgres(name: str | None) -> bool:
