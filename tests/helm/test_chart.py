@@ -265,6 +265,24 @@ def test_no_pod_reaches_what_hands_out_credentials_of_its_machine() -> None:
         assert reached == [], (address, whose)
 
 
+def test_what_calls_the_api_from_the_chart_reaches_it_whatever_the_destinations_are() -> None:
+    """Without a policy of its own such a pod has the service's, whose destinations may be few."""
+    service, api = (CHART / "templates" / "networkpolicy.yaml").read_text().split("\n---\n")[:2]
+    callers = set(re.findall(r"component: (\w+)$", api.split("  ingress:")[1], re.MULTILINE))
+    assert callers == {"apply", "rocketmq", "test"}
+    [excluded] = re.findall(r"operator: NotIn\n +values: \[(.*)\]", service)
+    assert callers <= set(excluded.split(", "))
+    texts = [file.read_text() for file in sorted((CHART / "templates").rglob("*.yaml"))]
+    policies = [one for text in texts for one in text.split("\n---\n") if "kind: NetworkPolicy" in one]
+    for caller in callers:
+        [own] = [
+            one for one in policies if re.search(rf"matchLabels:\n.*\n +\S+/component: {caller}\n +policyTypes", one)
+        ]
+        to = own.split("\n  egress:")[1]
+        assert "halfnote.dnsEgress" in to
+        assert re.search(r"port: http\}\n +to:\n +- podSelector:\n +matchLabels:\n.*\n +\S+component: api\b", to)
+
+
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
     names = [alert["alert"] for alert in ALERTS]
     assert len(names) == len(set(names))
