@@ -278,6 +278,9 @@ async def _start(connection: Connection, wanted: SubscriptionPut) -> int:
     """Return the offset before the first message of a new subscription."""
     match wanted.start:
         case StartOffset(offset=offset):
+            newest = await places.latest(connection)
+            if offset > newest:
+                raise Invalid(f"`start`: the log ends at offset {newest}, before {offset}.", field="start")
             return offset
         case StartTime(time=time):
             return await places.since(connection, time)

@@ -1,6 +1,7 @@
 """`POST /transactions/{id}/replay`: sends the messages of one transaction to one subscription again."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -28,9 +29,11 @@ from app.store.admin.audit import record
 from app.store.coordinator.deliveries import LAST_POSITION
 from app.store.coordinator.delivery_facts import DeliveryFacts, read_facts
 from app.store.coordinator.transactions import transaction_state
+from app.store.retention.days import day_of
 from app.store.subscriptions import replays as store
 from app.store.subscriptions.new_readers import share_new_readers
 from app.store.subscriptions.replays import NewReplay
+from app.verdicts import DayState
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
 
@@ -81,7 +84,7 @@ async def replay_transaction(
         offsets = _offsets(facts, wanted) if standing is not None else []
         made = None
         if offsets:
-            await _must_be_in_log(connection, offsets[0])
+            await _must_be_in_log(connection, transaction_id, offsets[0])
             actor = acting_person(caller, wanted.actor)
             part = (offsets[0] - 1, offsets[-1])
             asked = NewReplay(subscription.subscription_id, *part, None, actor, wanted.reason)
@@ -118,8 +121,11 @@ def _offsets(facts: Sequence[DeliveryFacts], wanted: TransactionReplay) -> list[
     return offsets
 
 
-async def _must_be_in_log(connection: Connection, first: int) -> None:
-    """Raise LogGone if upkeep may remove the message at any time."""
-    oldest = await store.oldest(connection)
-    if oldest is None or first < oldest:
+async def _must_be_in_log(connection: Connection, transaction_id: UUID, first: int) -> None:
+    """Raise LogGone if upkeep may remove the message at any time. No day is closed until the database transaction ends.
+
+    Offsets do not show it: an older day may be open for longer.
+    """
+    day, oldest = await day_of(connection, transaction_id), await store.oldest(connection)
+    if oldest is None or first < oldest or day is None or day.state is not DayState.OPEN:
         raise LogGone(f"Offset {first} was removed from the database. The oldest is {oldest}.", oldest=oldest)

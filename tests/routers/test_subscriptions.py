@@ -52,6 +52,17 @@ async def test_the_same_put_again_touches_nothing(client: httpx.AsyncClient, db:
     assert (await db.fetchval("select timeout_s from subscription")) == 5
 
 
+async def test_a_start_beyond_the_log_is_refused(client: httpx.AsyncClient, group: str) -> None:
+    message = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
+    [sent] = (await client.post("/messages", json=message)).json()["messages"]
+    body = {"topics": ["order"], "destination": {"type": "pull"}}
+    beyond = await client.put("/subscriptions/points", json={**body, "start": {"offset": sent["offset"] + 1}})
+    assert (beyond.status_code, beyond.json()["field"]) == (422, "start")
+    assert f"the log ends at offset {sent['offset']}" in beyond.json()["detail"]
+    at_end = await client.put("/subscriptions/points", json={**body, "start": {"offset": sent["offset"]}})
+    assert at_end.status_code == 201
+
+
 async def test_a_given_secret_is_not_shown_and_another_one_rotates(client: httpx.AsyncClient, db: Connection) -> None:
     destination = {**SHAPE["destination"], "secret": SECRET}
     assert (await put(client, destination=destination)).json()["secret"] is None

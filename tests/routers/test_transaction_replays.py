@@ -103,6 +103,23 @@ async def test_what_cannot_be_sent_is_refused(client: httpx.AsyncClient, db: Con
     assert await db.fetchval("select count(*) from audit where what = 'transaction.replay'") == 0
 
 
+async def test_a_transaction_of_a_closed_day_is_not_replayed_while_an_older_day_is_open(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    async with Responder(status=204) as receiver:
+        await subscribe(client, receiver)
+    today = runtime.clock.offset_s
+    runtime.clock.offset_s = today - 86_400
+    _, [oldest, *_] = await committed(client)
+    runtime.clock.offset_s = today
+    transaction_id, _ = await committed(client)
+    closed = "update day set state = 'archiving' where low <= $1::uuid and high > $1"
+    assert await db.execute(closed, transaction_id) == "UPDATE 1"
+    answer = await ask(client, transaction_id)
+    assert (answer.status_code, answer.json()["type"], answer.json()["oldest"]) == (410, "/problems/log-gone", oldest)
+    assert await db.fetchval("select count(*) from audit where what = 'transaction.replay'") == 0
+
+
 async def test_a_subscription_has_a_limit_of_replays(client: httpx.AsyncClient, group: str) -> None:
     await subscription(client, "mailer")
     ids = [(await committed(client))[0] for _ in range(11)]
