@@ -1,6 +1,8 @@
 """Each verdict of a check, and each of policy after its last check, is written together with its evidence."""
 
-from datetime import timedelta
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -8,10 +10,12 @@ import httpx
 import pytest
 from aiohttp import web
 
+import app.checkback.settle as checkback_settle
 from app.checkback.loop import CheckBack
 from app.coordinator.commit_lanes import LaneFlushes
 from app.database.connection import Connection
 from app.runtime.state import Runtime
+from app.store.checkback.results import SettledCheck
 from app.store.coordinator.ops import AnsweredCheck, End
 from app.verdicts import CheckOutcome, Source, Verdict
 from tests.conftest import register_group
@@ -94,6 +98,52 @@ async def test_a_closed_day_takes_no_answer_by_end(client: httpx.AsyncClient, db
         await end(client, transaction_id, "unknown")
     assert await db.fetchval("select answered from check_back") == 0
     assert await db.fetchval("select count(*) from attempt where kind = 'check' and outcome = 'unknown'") == 0
+
+
+async def test_an_answer_that_is_recorded_after_its_lease_counts(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was away for longer than the lease, and another check was claimed first."""
+    late, held = CheckBack(), asyncio.Event()
+    settled, first = checkback_settle.settle, True
+
+    async def away(connection: Connection, checks: Sequence[SettledCheck], now: datetime) -> set[UUID]:
+        nonlocal first
+        if first:
+            first = False
+            await held.wait()
+        return await settled(connection, checks, now)
+
+    monkeypatch.setattr(checkback_settle, "settle", away)
+    async with Responder(content=UNKNOWN) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=3, on_exhausted="rollback")
+        transaction_id = await in_doubt(client, runtime)
+        await late.step(runtime, runtime.clock.now())
+        async with asyncio.timeout(30):
+            while first:
+                await asyncio.sleep(0.01)
+        runtime.clock.offset_s += 100
+        others = CheckBack()
+        answered = asyncio.Event()
+
+        async def slow(call: Call) -> web.StreamResponse:
+            held.set()
+            await answered.wait()
+            return web.json_response(UNKNOWN)
+
+        shop.answer = slow
+        await others.step(runtime, runtime.clock.now())
+        await late.settle_all()
+        found = await row(db, transaction_id)
+        assert (found["asked"], found["answered"], found["last_answered"]) == (2, 1, 1)
+        assert found["leased_until"] is not None
+        answered.set()
+        await others.settle_all()
+        for _ in range(3):
+            runtime.clock.offset_s += 31
+            await turn(runtime, others)
+    assert await verdict(db, transaction_id) == (2, 2)
+    assert [one["number"] for one in await attempts(db, transaction_id)] == [1, 2, 3]
 
 
 async def close_day(db: Connection, transaction_id: UUID | None, state: str = "archiving") -> None:

@@ -48,17 +48,21 @@ _CHECK_ATTEMPT = same(
 ) | {"kind": "'check'", "destination": "s.url"}
 _NOW = f"${CHECKS.next}"
 
-# Whether a settled row `s` parks its transaction `c`: not if the producer answered the check meanwhile.
-_PARKS = "s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
+_HELD = "c.lease_epoch = s.epoch"
+# Whether a settled row `s` is an answer that counts for its transaction `c`: each check counts once.
+_COUNTS = "s.answered and s.writable and c.last_answered < s.number"
+# Whether it parks its transaction: not if the producer answered the check meanwhile.
+_PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
 
 # One statement for a batch. `locked` locks the rows in the order of ids, as every statement does that locks several and
 # waits, so that no two wait for each other. Each check writes an attempt, unless the statement of its verdict wrote it
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
 # because attempts prove both; the check is repeated in case the day is opened again. The row of a decided transaction
-# is removed under any lease; other columns are written only while the lease is held. A check that `/end` answered
-# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
-# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
-# attempt, because its row is deleted with its verdict.
+# is removed under any lease. An answer counts under any lease too, as one of `/end` does: its attempt is on record, and
+# policy decides by the number of answers. Other columns are written only while the lease is held. A check that `/end`
+# answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
+# transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
+# also gets an attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -66,10 +70,10 @@ with s as materialized (
   ) as writable
   from {CHECKS.unnest("t")}
 ), locked as materialized (
-  select l.transaction_id, s.over from (select transaction_id, epoch, over from s order by transaction_id) s
+  select l.transaction_id, s.over from (select * from s order by transaction_id) s
   cross join lateral (
     select c.transaction_id from check_back c
-    where c.transaction_id = s.transaction_id and (s.over or c.lease_epoch = s.epoch) for update
+    where c.transaction_id = s.transaction_id and (s.over or {_HELD} or {_COUNTS}) for update
   ) l
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
@@ -79,23 +83,23 @@ with s as materialized (
   delete from check_back where transaction_id = any (array(select transaction_id from locked where over))
 ), settled as (
   update check_back c set
-    leased_until = null,
-    answered = c.answered + (s.answered and s.writable and c.last_answered < s.number)::int,
-    last_answered = case when s.answered and s.writable then greatest(c.last_answered, s.number)
-      else c.last_answered end,
-    unanswered = case when s.unanswered and c.last_answered < s.number then c.unanswered + 1 else 0 end,
-    unanswered_since =
-      case when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at) end,
+    leased_until = case when {_HELD} then null else c.leased_until end,
+    answered = c.answered + ({_COUNTS})::int,
+    last_answered = case when {_COUNTS} then s.number else c.last_answered end,
+    unanswered = case when {_COUNTS} then 0 when not {_HELD} then c.unanswered
+      when s.unanswered and c.last_answered < s.number then c.unanswered + 1 else 0 end,
+    unanswered_since = case when {_COUNTS} then null when not {_HELD} then c.unanswered_since
+      when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at) end,
     state = case when {_PARKS} then 2::smallint else c.state end,
     parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
-    next_check_at = case when c.state = 2 then null
+    next_check_at = case when not {_HELD} then c.next_check_at when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
       when s.unanswered and c.last_answered >= s.number then {_NOW} end
   from s
   where c.transaction_id = any (array(select transaction_id from locked where not over))
-    and c.transaction_id = s.transaction_id and c.lease_epoch = s.epoch
+    and c.transaction_id = s.transaction_id and ({_HELD} or {_COUNTS})
   returning c.transaction_id, c.state, s.parked_reason
 ), parked as materialized (
   select p.transaction_id, p.parked_reason
@@ -201,7 +205,7 @@ class Adjustment:
 async def settle(connection: Connection, checks: Sequence[SettledCheck], now: datetime) -> set[UUID]:
     """Write a batch (ids distinct); return the transactions that it parked.
 
-    A row whose lease was lost is left to its new holder.
+    A row whose lease was lost is left to its new holder, but an answer counts.
     """
     rows = await connection.fetch(SETTLE, *CHECKS.arrays(checks), now)
     return {row["transaction_id"] for row in rows}
