@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
+import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtocolMessage
@@ -197,7 +198,14 @@ class MessagingService:
             raise CallRefused(
                 Code.REQUEST_TIMEOUT, f"The request did not arrive within {within_s:g} s (--request-timeout-s)."
             )
-        if not isinstance(content := reading.result(), bytes):
+        try:
+            content = reading.result()
+        except grpc.aio.BaseError as error:
+            # The server has stopped meanwhile. Its other errors are ours.
+            if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
+                raise
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, "The gateway stops. Try again.") from error
+        if not isinstance(content, bytes):
             raise CallRefused(Code.BAD_REQUEST, "The call has no request.")
         return content
 

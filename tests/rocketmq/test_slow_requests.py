@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.rocketmq.protocol.definition_pb2 import Code, Resource
 from app.rocketmq.protocol.service_pb2 import (
@@ -15,7 +16,9 @@ from app.rocketmq.protocol.service_pb2 import (
     ReceiveMessageResponse,
     SendMessageResponse,
 )
-from tests.support.gateway import gateway_over
+from app.rocketmq.refusals import CallRefused
+from app.rocketmq.service import SERVICE, MessagingService, RequestContext
+from tests.support.gateway import RocketClient, gateway_over
 from tests.support.raw_grpc import END_STREAM, WITHIN_S, RawCaller, message, raw_caller
 
 ARRIVES_S = 0.3
@@ -74,3 +77,37 @@ async def test_a_call_whose_request_never_comes_is_refused(client: httpx.AsyncCl
         caller.begin(1, "SendMessage")
         caller.send(1, b"", END_STREAM)
         assert SendMessageResponse.FromString(await caller.answer(1)).status.code == Code.BAD_REQUEST
+
+
+async def test_a_call_that_reads_its_request_after_the_gateway_has_stopped_is_no_failure(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, stopped, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    arrived = MessagingService._arrived
+    refusals: list[CallRefused] = []
+
+    async def late(service: MessagingService, context: RequestContext) -> bytes:
+        begun.set()
+        while not stopped.is_set():
+            # The server cancels its calls when it stops; this one goes on.
+            with contextlib.suppress(asyncio.CancelledError):
+                await stopped.wait()
+        try:
+            return await arrived(service, context)
+        except CallRefused as refused:
+            refusals.append(refused)
+            raise
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(MessagingService, "_arrived", late)
+    with capture_logs() as lines:
+        async with gateway_over(client._transport, arrives_s=WITHIN_S) as (gateway, channel):
+            call = channel.stream_unary(f"/{SERVICE}/SendMessage")(metadata=RocketClient(channel).metadata)
+            await asyncio.wait_for(begun.wait(), WITHIN_S)
+            await gateway.stop()
+            stopped.set()
+            await asyncio.wait_for(ended.wait(), WITHIN_S)
+            call.cancel()
+    assert [refused.code for refused in refusals] == [Code.INTERNAL_SERVER_ERROR]
+    assert [line for line in lines if line["event"] == "rocketmq_call_failed"] == []
