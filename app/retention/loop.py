@@ -47,9 +47,10 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
     # A separate session: when it ends, its lock and its settings end.
     connection = await runtime.database.dedicated(answer_within_s=ANSWER_WITHIN_S)
     try:
+        # First, so that the lock is never held without its limit.
+        await connection.execute(SESSION)
         if not await days.take_upkeep(connection):
             return StepResult()
-        await connection.execute(SESSION)
         made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
         await mark_decided(runtime, connection, now)
         gone = await let_leave(runtime, connection, now)

@@ -389,9 +389,9 @@ async def test_a_day_is_decided_only_when_no_session_may_still_write_in_it(
 
 async def test_the_session_of_a_frozen_worker_gives_upkeep_up(runtime: Runtime, db: Connection) -> None:
     frozen = await runtime.database.dedicated()
-    assert await days.take_upkeep(frozen)
     assert "idle_session_timeout = '15min'" in retention_loop.SESSION
     await frozen.execute(retention_loop.SESSION.replace("'15min'", "'200ms'"))
+    assert await days.take_upkeep(frozen)
     assert not await days.take_upkeep(db)
     async with asyncio.timeout(PROMPTLY_S):
         while not await days.take_upkeep(db):
