@@ -149,12 +149,13 @@ async def _upgrade(dsn: str, config: Config, patience_s: float) -> None:
     try:
         await connection.execute(f"set lock_timeout = {LOCK_TIMEOUT_MS}")
         while (blockers := await _upgraded(connection, config)) is not None:
-            if until is None or await current(connection) != tried:
-                tried, until = await current(connection), monotonic() + patience_s
+            revision = await current(connection)
+            if until is None or revision != tried:
+                tried, until = revision, monotonic() + patience_s
             if monotonic() > until:
                 raise UnusableDatabase(
-                    f"The database stays at revision {tried}. The next one needs a lock that "
-                    f"another session has held for {patience_s:.0f} s: {', '.join(blockers) or 'which is unknown'}. "
+                    f"The database stays at revision {revision}. The next one needs a lock that another session has "
+                    f"held for {patience_s:.0f} s: {', '.join(blockers) or 'which is unknown'}. "
                     "End that session or wait for its end, then run `halfnote migrate` again; it goes on from there."
                 )
             await asyncio.sleep(LOCK_REST_S)
