@@ -21,29 +21,26 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 # The longest directory, in bytes, that leaves room for a socket's name of 42 (unix(7) has 108 for the whole).
 _MOST_SOCKET_DIR = 64
 
+# Of every JVM. The classes are Spark's own: checking each before its use takes a tenth of the processor time of a run
+# over a whole day, and a fifth of that of a run over few rows.
+_ALWAYS = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:-UsePerfData -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+# The faster compiler alone, for code that runs once. It would have 48 MB for its code, and stop when they are full. The
+# space of classes begins at the size that a run needs.
+_FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 # A run ends within a minute and does not need short pauses. Compilation of short-lived code took half of it, so the
-# highest tier starts later and compiles only long-running code. The classes are Spark's own: checking each before its
-# use takes a tenth of the processor time of a run over a whole day.
+# highest tier starts later and compiles only long-running code.
 JAVA_OPTIONS = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 "
-    "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000 "
-    "-XX:-UsePerfData -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    f"{_ALWAYS} -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 -XX:Tier4MinInvocationThreshold=30000 "
+    "-XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000"
 )
 # A run that reads Postgres searches the rows in Python. Java plans more than it computes then, while the readers need
 # the cores: with the first compiler alone it takes a fifth less processor time. A run over a million suspects takes as
 # long as with both.
-JAVA_OPTIONS_PLANNING = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:MetaspaceSize=256m -XX:TieredStopAtLevel=1 "
-    "-XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-# Most code of a run over few rows runs once: starting Spark and planning. The faster compiler is enough for it, and the
-# heap and the space of classes begin at the size that the run needs. Checking the classes would take a fifth of it. The
-# first compiler alone would have 48 MB for its code, and stop when they are full.
-JAVA_OPTIONS_SMALL = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -Xms768m -Xmn384m -XX:MetaspaceSize=256m "
-    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
+JAVA_OPTIONS_PLANNING = f"{_ALWAYS} {_FIRST_COMPILER} -XX:+UseParallelGC"
+# Most code of a run over few rows runs once: starting Spark and planning. The heap begins at the size that it needs.
+JAVA_OPTIONS_SMALL = f"{_ALWAYS} {_FIRST_COMPILER} -XX:+UseSerialGC -Xms768m -Xmn384m"
 # PySpark uses these classes at almost every call, by their short names. Java searches all jars for the name in each of
 # ten packages, unless it knows the package.
 _OFTEN_USED = ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils")

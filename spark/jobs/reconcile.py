@@ -163,8 +163,9 @@ class Program:
         """
         ledgers = (self._options.producer_ledger, self._options.consumer_ledger)
         jdbc = any(ledger is not None and ledger.startswith("jdbc:") for ledger in ledgers)
-        java = JAVA_OPTIONS if small is None or any(ledgers) else JAVA_OPTIONS_PLANNING
-        java = JAVA_OPTIONS_SMALL if small else java
+        # Ledgers are compared by Java.
+        plans = small is not None and not any(ledgers)
+        java = JAVA_OPTIONS_SMALL if small else JAVA_OPTIONS_PLANNING if plans else JAVA_OPTIONS
         with running(self._place, self._options.master, jdbc=jdbc, java=java) as spark:
             self._interrupts.listen()
             try:

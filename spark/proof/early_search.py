@@ -54,9 +54,8 @@ class EarlySearch:
         if not may_search(frames):
             return {}
         try:
-            self._routed = with_routes(
-                frames if self._routes is None else replace(frames, routes=self._routes.result())
-            )
+            prepared = None if self._routes is None else self._routes.result()
+            self._routed = with_routes(replace(frames, routes=prepared))
             found = search_day(self._routed, self._sla_s, self._place, self._compared(frames))
         except FAILURES as error:
             raise _failed(frames, error) from error
