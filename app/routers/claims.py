@@ -299,28 +299,35 @@ async def _claim_and_note(
     return subscription, found
 
 
+async def _acknowledge(
+    runtime: Runtime, connection: Connection, name: str, given: Sequence[str]
+) -> tuple["_Opening", list[Acknowledged | None]]:
+    # After the connection was opened: it may be the first one to a promoted server.
+    known = runtime.pulled.get(name)
+    # After the wait for a connection, so that no message is acknowledged whose time is over.
+    now = runtime.clock.now()
+    if known is not None:
+        opening = _Opening(known)
+        handles = opening.valid(given)
+        found = await settling.acknowledge(connection, known.subscription, handles, now, version=known.version)
+        if found is not None:
+            return opening, found
+    # This process has not read the subscription, or it was changed since then, or nothing is held.
+    opening = _Opening(await _pulled(runtime, connection, name))
+    handles = opening.valid(given)
+    found = await settling.acknowledge(connection, opening.subscription, handles, now)
+    assert found is not None
+    return opening, found
+
+
 async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequence[str]) -> bytes:
     caller.must_have_subscription(name)
     if caller.role is Role.ADMIN:
         acting = await _Opening.of(runtime, caller, name)
         await note_act_first(runtime, caller, "subscription.acknowledge", name, acting.valid(given))
-    found = None
     async with runtime.claim_connections.connection() as connection:
         with noted_waits(connection) as canceled:
-            # After the connection was opened: it may be the first one to a promoted server.
-            known = runtime.pulled.get(name)
-            # After the wait for a connection, so that no message is acknowledged whose time is over.
-            now = runtime.clock.now()
-            if known is not None:
-                opening = _Opening(known)
-                handles = opening.valid(given)
-                found = await settling.acknowledge(connection, known.subscription, handles, now, version=known.version)
-            if found is None:
-                # This process has not read the subscription, or it was changed since then, or nothing is held.
-                opening = _Opening(await _pulled(runtime, connection, name))
-                handles = opening.valid(given)
-                found = await settling.acknowledge(connection, opening.subscription, handles, now)
-    assert found is not None
+            opening, found = await _acknowledge(runtime, connection, name, given)
     # The next messages of the keys can be claimed, or those that did not fit beside what waits for its key.
     if opening.subscription.ordered is Ordered.KEY:
         runtime.wake_ups.claimable()
