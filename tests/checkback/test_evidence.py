@@ -135,10 +135,10 @@ async def test_an_answer_that_is_recorded_after_its_lease_counts(
         await others.step(runtime, runtime.clock.now())
         await late.settle_all()
         found = await row(db, transaction_id)
-        assert (found["asked"], found["answered"], found["last_answered"]) == (2, 1, 1)
-        assert found["leased_until"] is not None
         answered.set()
         await others.settle_all()
+        assert (found["asked"], found["answered"], found["last_answered"]) == (2, 1, 1)
+        assert found["leased_until"] is not None
         for _ in range(3):
             runtime.clock.offset_s += 31
             await turn(runtime, others)
@@ -188,14 +188,17 @@ async def test_an_answer_that_comes_after_its_day_was_closed_counts_once_the_day
         assert await verdict(db, transaction_id) == (2, 2)
 
 
-async def test_a_late_answer_leaves_no_attempt_in_a_closed_day(
-    client: httpx.AsyncClient, db: Connection, runtime: Runtime
-) -> None:
+async def ended_first(client: httpx.AsyncClient, db: Connection, runtime: Runtime, *, closed: bool) -> tuple[UUID, str]:
+    """Answer a check after the producer's own end, and after its day was closed if wanted.
+
+    Return the transaction and the check's URL.
+    """
     transaction_id: UUID | None = None
 
     async def end_first(call: Call) -> web.StreamResponse:
         await end(client, transaction_id, "commit", from_check=False)
-        await close_day(db, transaction_id)
+        if closed:
+            await close_day(db, transaction_id)
         return web.json_response(COMMIT)
 
     async with Responder(end_first) as shop:
@@ -204,6 +207,13 @@ async def test_a_late_answer_leaves_no_attempt_in_a_closed_day(
         await turn(runtime, CheckBack())
         assert len(shop.calls) == 1
     assert await verdict(db, transaction_id) == (1, 0)
+    return transaction_id, shop.url
+
+
+async def test_a_late_answer_leaves_no_attempt_in_a_closed_day(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    transaction_id, _ = await ended_first(client, db, runtime, closed=True)
     assert await attempts(db, transaction_id) == []
     assert await row(db, transaction_id) is None
 
@@ -211,18 +221,8 @@ async def test_a_late_answer_leaves_no_attempt_in_a_closed_day(
 async def test_a_check_that_was_not_first_names_the_source_that_was(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime
 ) -> None:
-    transaction_id: UUID | None = None
-
-    async def end_first(call: Call) -> web.StreamResponse:
-        await end(client, transaction_id, "commit", from_check=False)
-        return web.json_response(COMMIT)
-
-    async with Responder(end_first) as shop:
-        await register_group(db, "shop", check_urls=[shop.url])
-        transaction_id = await in_doubt(client, runtime)
-        await turn(runtime, CheckBack())
-    assert await verdict(db, transaction_id) == (1, 0)
-    assert await evidence(db, transaction_id) == [(1, "commit", 1, 0, shop.url, False)]
+    transaction_id, url = await ended_first(client, db, runtime, closed=False)
+    assert await evidence(db, transaction_id) == [(1, "commit", 1, 0, url, False)]
 
 
 async def test_ends_of_producers_and_of_checks_share_a_flush(
