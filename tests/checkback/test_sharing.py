@@ -170,7 +170,8 @@ async def test_a_settle_waits_for_a_database_that_does_not_answer(db: Connection
             await db.execute("lock table op in exclusive mode")
             await checks.step(runtime, runtime.clock.now())
             while not shop.calls or not await db.fetchval(
-                "select exists (select from pg_stat_activity where wait_event_type = 'Lock')"
+                "select exists (select from pg_stat_activity where wait_event_type = 'Lock' "
+                "and datname = current_database())"
             ):
                 # A database transaction sees one snapshot of pg_stat_activity until it ends or clears it.
                 await db.execute("select pg_stat_clear_snapshot()")

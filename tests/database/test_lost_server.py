@@ -68,7 +68,8 @@ async def test_a_statement_ends_whose_servers_machine_is_gone(proxy: FaultyProxy
     awaited = asyncio.create_task(awaits.fetch("select 'awaited', pg_sleep(600)"))
     async with asyncio.timeout(30):
         while not await db.fetchval(
-            "select exists (select from pg_stat_activity where query like '%''awaited''%600%')"
+            "select exists (select from pg_stat_activity where query like '%''awaited''%600%' "
+            "and datname = current_database())"
         ):
             await asyncio.sleep(0.05)
     proxy.vanish()

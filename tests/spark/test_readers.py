@@ -67,7 +67,8 @@ def test_a_reader_that_fails_leaves_the_others(dsn: str) -> None:
             cursor.execute("select 1 / 0")
         with psycopg.connect(dsn, autocommit=True) as other:
             other.execute(
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'halfnote proof'"
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+                "where application_name = 'halfnote proof' and datname = current_database()"
             )
         with snapshot.readers.cursor() as cursor:
             cursor.execute("select 1")

@@ -159,7 +159,8 @@ def test_a_reader_whose_session_is_ended_ends_the_others(
         number, stop = next(begun), arguments[-1]
         if number == 3:
             other.execute(
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'halfnote proof'"
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+                "where application_name = 'halfnote proof' and datname = current_database()"
             )
         elif number > 3:
             # A reader that connected after that would be through before the end of the sessions is known.
