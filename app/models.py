@@ -374,6 +374,8 @@ replay = Table(
     Column("created_at", Time, nullable=False),
     Column("moved_at", Time, nullable=False),
     Column("ended_at", Time),
+    # Kept while a dead letter of the replay is redelivered and the replay runs again.
+    Column("cancelled_at", Time),
     CheckConstraint("state IN ('running', 'done', 'cancelled')", name="replay_state"),
     Index("replay_subscription", "subscription_id", "replay_id"),
     Index("replay_running", "subscription_id", postgresql_where=text("state = 'running'")),

@@ -12,14 +12,14 @@ from typing import Any, Literal
 # An unanswered check-back is parked after this time, which is also the longest `Retry-After` of a delivery.
 LONGEST_WAIT = timedelta(hours=72)
 
-# The most days that one run reads again because they were replayed, oldest first. A replay may cover all days.
-MOST_REPLAYED = 7
+# The most final days that one run reads again because they were touched, oldest first. A replay may cover all days.
+MOST_TOUCHED = 7
 
 State = Literal["provisional", "final"]
 # The reasons to run a day: the command names it; no run has covered it; some of it was undecided or unsettled; it has
 # findings that may be resolved; no run has read it since it ended; it is old enough to become final; it was archived
-# since; it was final, and a replay of its messages ended or a redelivery began since; its rows changed.
-Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "replayed", "changed"]
+# since; it was final, and it was touched since (see Candidate); its rows changed.
+Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "touched", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Seen:
 class Candidate:
     """A day whose tables are in the database.
 
-    `archive`: the place of its archive, if it has one. `replayed`: of a final day, whether a replay of its messages
-    ended or a redelivery began since.
+    `archive`: the place of its archive, if it has one. `touched`: of a final day, whether since then a replay of its
+    messages ended, a redelivery or a drop began, a subscription began before its last message, or an end was refused.
     """
 
     day: date
     archive: str | None
     seen: Seen | None
-    replayed: bool = False
+    touched: bool = False
 
 
 def end_of(day: date) -> datetime:
@@ -86,7 +86,7 @@ def _plain_reason(candidate: Candidate, seen: Seen, now: datetime, margin_s: flo
     if candidate.archive is not None and candidate.archive != seen.signature.get("archive"):
         return "archived"
     if seen.state == "final":
-        return "replayed" if candidate.replayed else None
+        return "touched" if candidate.touched else None
     if seen.open:
         return "open"
     if seen.findings:
@@ -107,7 +107,7 @@ def days_to_run(
 ) -> dict[date, Reason]:
     """Return the days to run, oldest first, with the reasons: only the requested days, or else by watermark.
 
-    At most MOST_REPLAYED of them are run only because they were replayed; a later run takes the others. A day that has
+    At most MOST_TOUCHED of them are run only because they were touched; a later run takes the others. A day that has
     not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
     """
     here = {candidate.day: candidate for candidate in sorted(candidates, key=lambda c: c.day)}
@@ -121,5 +121,5 @@ def days_to_run(
         for day, candidate in here.items()
         if day <= now.astimezone(UTC).date()
     }
-    later = [day for day, why in found.items() if why == "replayed"][MOST_REPLAYED:]
+    later = [day for day, why in found.items() if why == "touched"][MOST_TOUCHED:]
     return {day: why for day, why in found.items() if why is not None and day not in later}

@@ -31,6 +31,8 @@ OLDEST_SERVER = 150000
 NO_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout")
 # Upkeep waits at most 100 ms at a time; only a person locks a day for longer than this time.
 LOCK_WAIT = "30s"
+# A day of which only a count is wanted is left to the next run instead.
+LOOK_WAIT = "100ms"
 
 DAYS = """
 select day, low, high, case when state = 'open' then changed_at end as open_since, archive, archive_manifest
@@ -82,22 +84,32 @@ select o.first as first_offset, o.last as last_offset, p.replays, p.newest_repla
 from (select min("offset") as first, max("offset") as last from {{outbox}}) o
 cross join lateral ({_REPLAYS_OVER.format(first="o.first", last="o.last")}) p
 """  # noqa: S608 -- names of ours
-# The days over which there was more than their signatures have: a replay that ended, or a redelivery. It reads none of
-# their own tables, which upkeep may remove at any time. Served by the primary key of day.
+# The days over which there was more than their signatures have: a replay that ended, a redelivery, or a subscription
+# that begins before their last message. It reads none of their own tables, which upkeep may remove at any time. Served
+# by the primary key of day; subscription_version is small.
 REPLAYED_SINCE = f"""
 select f.day
 from unnest(
   %(day)s::date[], %(first_offset)s::bigint[], %(last_offset)s::bigint[], %(replays)s::bigint[],
-  %(newest_replay)s::int[], %(redelivery)s::bigint[], %(newest_redelivery)s::bigint[]
-) as f (day, first_offset, last_offset, replays, newest_replay, redelivery, newest_redelivery)
+  %(newest_replay)s::int[], %(redelivery)s::bigint[], %(newest_redelivery)s::bigint[], %(subscription)s::bigint[]
+) as f (day, first_offset, last_offset, replays, newest_replay, redelivery, newest_redelivery, version)
 join day d on d.day = f.day
 cross join lateral ({_REPLAYS_OVER.format(first="f.first_offset", last="f.last_offset")}) p
 cross join lateral ({_REDELIVERED.format(low="d.low", high="d.high")}) r
 where p.replays > f.replays or p.newest_replay > f.newest_replay
   or r.redelivery > f.redelivery or r.newest_redelivery > f.newest_redelivery
+  or exists (
+    select from subscription_version v group by v.subscription_id
+    having min(v.version_id) > f.version and min(v.started_after) < f.last_offset
+  )
 """  # noqa: S608 -- names of ours
 # What a signature has for it.
-OF_REPLAYS = ("first_offset", "last_offset", "replays", "newest_replay", "redelivery", "newest_redelivery")
+OF_REPLAYS = (
+    *("first_offset", "last_offset", "replays", "newest_replay", "redelivery", "newest_redelivery"),
+    "subscription",
+)
+# The refused ends of a day: at most one for each verdict and source of a transaction. Served by attempt_refused.
+REFUSED = "select count(*) as refused from {attempt} where kind = 'refused'"
 # The same for days whose signatures lack that: an older version made them final. The day's offsets are not known, so
 # any replay that ended since the run may be one of the day; it is proved again, and has a signature then. A row with a
 # time shortly before the run may have become visible after it, and the run may be unknown. The table replay is small.
@@ -312,8 +324,9 @@ class Snapshot:
         """Return the day's signature as JSON, which shows whether the day changed.
 
         It has the rows by table, the changes of subscriptions, the progress of the slowest one, the archive, the
-        replays over its offsets, and the redeliveries. An `update` of the day's own rows does not change it. `rows`:
-        the number of rows of its own tables, if it is known; else they are counted, which reads each table.
+        replays over its offsets, the redeliveries, and the refused ends. An `update` of the day's own rows does not
+        change it. `rows`: the number of rows of its own tables, if it is known; else they are counted, which reads each
+        table.
         """
         counted = {
             table: self.rows(f"select count(*) as rows from {partition_name(table, day.day)}")[0]["rows"]  # noqa: S608
@@ -331,13 +344,16 @@ class Snapshot:
             | {table: small[table] for table in schemas.OF_DAY}
             | replays
             | redelivered
+            | self.rows(REFUSED.format(attempt=partition_name("attempt", day.day)))[0]
             | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
         )
 
-    def replayed_since(self, seen: Mapping[date, Seen]) -> set[date]:
-        """Return the days over which a replay ended, or a redelivery began, since these results.
+    def touched_since(self, seen: Mapping[date, Seen]) -> set[date]:
+        """Return the days over which a replay ended, a redelivery began, a subscription begins that is new, or an end
+        was refused, since these results.
 
-        By their signatures; of a version that did not look for all of that, by the time of the run.
+        By their signatures; of a version that did not look for all of that, replays and redeliveries by the time of the
+        run. A day that upkeep is about to remove is not looked at for refused ends.
         """
         known = {day: one.signature for day, one in seen.items() if all(name in one.signature for name in OF_REPLAYS)}
         given: dict[str, Any] = {name: [one[name] for one in known.values()] for name in OF_REPLAYS}
@@ -345,7 +361,23 @@ class Snapshot:
         found = self.rows(REPLAYED_SINCE, given | {"day": list(known)}) if known else []
         if older:
             found += self.rows(REPLAYED_SINCE_RUN, {"day": list(older), "seen_at": list(older.values())})
-        return {row["day"] for row in found}
+        touched = {row["day"] for row in found}
+        return touched | {
+            day
+            for day, one in seen.items()
+            if day not in touched and "refused" in one.signature and self._refused(day) > one.signature["refused"]
+        }
+
+    def _refused(self, day: date) -> int:
+        """Return the number of a day's refused ends; 0 if its table is gone or is being removed."""
+        # The locks are given back at once, so that upkeep does not wait for the run.
+        try:
+            with self.connection.transaction(force_rollback=True):
+                self.connection.execute(f"set local lock_timeout = '{LOOK_WAIT}'")
+                refused: int = self.rows(REFUSED.format(attempt=partition_name("attempt", day)))[0]["refused"]
+        except (psycopg.errors.UndefinedTable, psycopg.errors.LockNotAvailable):
+            return 0
+        return refused
 
     def small_counts(self, day: Day) -> dict[str, int]:
         """Return how many rows with the day's ids each small table has, and how many in total if it is read whole."""

@@ -117,14 +117,14 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
 
 def _candidates(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish) -> list[Candidate]:
     final = {day: seen for day, seen in wish.seen.items() if day in days and seen.state == "final"}
-    replayed = set() if wish.asked else snapshot.replayed_since(final)
-    return [Candidate(day.day, day.archive, wish.seen.get(day.day), day.day in replayed) for day in days.values()]
+    touched = set() if wish.asked else snapshot.touched_since(final)
+    return [Candidate(day.day, day.archive, wish.seen.get(day.day), day.day in touched) for day in days.values()]
 
 
 def _may_run(wish: Wish, one: Candidate) -> bool:
     if wish.asked:
         return one.day in wish.asked
-    return one.seen is None or one.seen.state != "final" or one.archive is not None or one.replayed
+    return one.seen is None or one.seen.state != "final" or one.archive is not None or one.touched
 
 
 def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: Progress) -> list[date]:

@@ -78,8 +78,9 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "`POST /subscriptions/{name}/replay` from the first of them; then find out where they were lost.",
     ),
     "checkpoint_differs": (
-        "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
-        "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
+        "The checkpoint of a subscription is missing, lacks rows of shards, or is where no worker leaves it: beyond "
+        "the log, or behind its receipts.",
+        "Find out what changed `checkpoint`. Write missing rows again at an offset that is surely received.",
     ),
     "subscription_differs": (
         "A subscription is not as the last version in its history says, or a change of it is not in the audit.",
@@ -185,7 +186,7 @@ NAMES: dict[str, str] = {
     "delivery_late": "not delivered within the SLA",
     "retry_never_due": "next try planned too late",
     "replay_incomplete": "replay without its receipts",
-    "checkpoint_differs": "checkpoint missing or incomplete",
+    "checkpoint_differs": "checkpoint missing or impossible",
     "subscription_differs": "subscription differs from its history",
     "receipt_without_message": "receipt without a message",
     "receipt_not_matched": "received, does not match",

@@ -18,7 +18,7 @@ TAKES = """exists (
   )"""
 
 
-def _any_of(filters: str, name: str, value: str) -> str:
+def any_of(filters: str, name: str, value: str) -> str:
     """Return the condition that a list of filters is empty or has a value."""
     wanted = f"{filters} -> '{name}'"
     return f"(coalesce({wanted}, 'null') in ('null', '[]') or coalesce(({wanted}) ? {value}, false))"
@@ -62,9 +62,9 @@ from over r
 join {{outbox}} o on o."offset" > r.after and o."offset" <= r.until
 left join {{half}} h on h.transaction_id = o.transaction_id and h.position = o.position
 where {TAKES.format(patterns="r.topics", topic="o.topic")}
-  and {_any_of("r.own", "tags", "o.tag")} and {_headers("r.own")}
-  and {_any_of("r.filters", "topics", "o.topic")} and {_any_of("r.filters", "keys", "o.key")}
-  and {_any_of("r.filters", "tags", "o.tag")} and {_headers("r.filters")}
+  and {any_of("r.own", "tags", "o.tag")} and {_headers("r.own")}
+  and {any_of("r.filters", "topics", "o.topic")} and {any_of("r.filters", "keys", "o.key")}
+  and {any_of("r.filters", "tags", "o.tag")} and {_headers("r.filters")}
   and {_no_row("{receipt}")} and {_no_row("delivery_retry")}
   and {_no_row("dead_letter")} and {_no_row("redelivery")}
 group by r.subscription_id, r.replay_id, r.name

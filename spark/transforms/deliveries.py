@@ -65,7 +65,7 @@ def replay_incomplete(j: Joined) -> DataFrame:
 
 def checkpoint_differs(j: Joined) -> DataFrame:
     """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing; or it
-    is at an offset that the log does not have."""
+    is at an offset that the log does not have, or behind its receipts (see spark/sources/subscriptions.py)."""
     return differing_checkpoints(j.whole, j.sla_s)
 
 

@@ -475,3 +475,29 @@ async def test_a_detached_day_is_dropped_after_the_longest_retention_was_raised(
     runtime.settings = runtime.settings.model_copy(update={"max_retention_s": 90 * 86_400})
     await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert await standing(db) == ("gone", [])
+
+
+async def test_what_a_long_step_writes_is_no_older_than_its_messages(client: httpx.AsyncClient, db: Connection) -> None:
+    """The step of upkeep began before one message was committed, and before the first try of another one."""
+    at = OLD_TIME + timedelta(minutes=5)
+    committed, tried = [await post_transaction(client) for _ in range(2)]
+    billing = await subscribe(db, "billing", "order")
+    await db.execute("update outbox set committed_at = $1", at)
+    await write_retry(db, tried, billing)
+    await db.execute("update delivery_retry set first_at = $1", at + timedelta(minutes=1))
+    day = await days.day_of(db, UUID(committed))
+    [subscription] = await subscriptions.page(db, "", 10)
+    assert day is not None
+    await day_dead_letters.bury_log(db, day, subscription, -1, None, OLD_TIME)
+    await day_dead_letters.bury_retries(db, day, subscription, day_dead_letters.RowPlace.before(day, 0), OLD_TIME)
+    died = dict(await db.fetch("select transaction_id::text, died_at from dead_letter"))
+    assert died == {committed: at, tried: at + timedelta(minutes=1)}
+
+
+async def test_a_day_is_open_again_from_its_commit_on(db: Connection) -> None:
+    """The proof expects a receipt of each redelivery that ended since. Statements that began before find it closed."""
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    began = await db.fetchval("select clock_timestamp()")
+    await days.reopen_day(db, DAY, OLD_TIME)
+    reopened = await db.fetchval("select changed_at from day where day = $1 and state = 'open'", DAY)
+    assert timedelta(seconds=5) <= reopened - began < timedelta(seconds=30)

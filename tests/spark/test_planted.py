@@ -19,7 +19,7 @@ from spark.postgres.connections import Connection, connect
 from spark.proof.early_search import EarlySearch
 from spark.proof.prove_day import ReadDay
 from spark.proof.read_days import Wish, read_days
-from spark.sources import deliveries, half_digests, id_ranges, received
+from spark.sources import deliveries, half_digests, id_ranges, received, subscriptions
 from spark.transforms import rules
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, found_in, joined
@@ -57,6 +57,17 @@ class Proved:
     planted: list[Planted]
     joined: Joined
     found: Mapping[Found, str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def moved_at_once() -> Iterator[None]:
+    """Checkpoints need no time to follow: the day is minutes old, and its workers have ended."""
+    since = "'{{seen}}'::timestamptz - interval '{}'"
+    at_once = subscriptions.DIFFERING.replace(since.format(subscriptions.MOVES_WITHIN), since.format("0 s"))
+    assert at_once != subscriptions.DIFFERING
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subscriptions, "DIFFERING", at_once)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_a_replay_or_a_redelivery_since_then_is_of_the_days_that_it_meets(dsn: s
                 upkeep.execute(f"lock table outbox_{day:%Y%m%d}, receipt_{day:%Y%m%d} in access exclusive mode")
             with open_snapshot(dsn) as snapshot:
                 snapshot.connection.execute("set local lock_timeout = '1s'")
-                return snapshot.replayed_since({day: final(one) for day, one in before.items()})
+                return snapshot.touched_since({day: final(one) for day, one in before.items()})
 
     before = signatures()
     assert since(before) == set()
@@ -133,7 +133,7 @@ def test_of_a_day_that_an_older_version_made_final_the_time_of_its_run_says_it(d
     def since(seen_at: datetime | None) -> set[date]:
         with open_snapshot(dsn) as snapshot:
             old = {"half": 10, "redelivery": 0}
-            return snapshot.replayed_since({day: final(old, seen_at) for day in (days_ago(4), DAY)})
+            return snapshot.touched_since({day: final(old, seen_at) for day in (days_ago(4), DAY)})
 
     later, earlier = now["at"] + timedelta(hours=2), now["at"] - timedelta(hours=2)
     assert [since(at) for at in (later, earlier, None)] == [set()] * 3
@@ -145,3 +145,56 @@ def test_of_a_day_that_an_older_version_made_final_the_time_of_its_run_says_it(d
     # What runs has its end to come.
     rows(dsn, "update replay set state = 'running' returning 1")
     assert since(earlier) == {DAY}
+
+
+SUBSCRIBED: LiteralString = """
+insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state, created_at,
+  updated_at, started_after, matches_since)
+select %s, '{order}', '{}', '[]', '"earliest"', 1, 1, '{}', 'active', now(), now(), %s, now() returning 1
+"""
+REFUSED_END: LiteralString = """
+insert into attempt (transaction_id, kind, at, outcome, verdict, source)
+select transaction_id, 'refused', now(), 'refused', 2, 0 from outbox where "offset" = %s returning 1
+"""
+
+
+def test_a_later_subscription_and_a_refused_end_are_of_the_days_that_they_meet(dsn: str) -> None:
+    """A final day is read again for a subscription that begins before its last message, and for an end that is late."""
+    days = {days_ago(4): range(1, 11), days_ago(3): range(11, 21), DAY: range(21, 31)}
+    for day, offsets in days.items():
+        fill_day(dsn, day, len(offsets), first=offsets.start)
+
+    def signatures() -> dict[date, dict[str, Any]]:
+        with open_snapshot(dsn) as snapshot:
+            return {day: json.loads(json.dumps(snapshot.signature(snapshot.day(day)))) for day in days}
+
+    def since(before: dict[date, dict[str, Any]]) -> set[date]:
+        with open_snapshot(dsn) as snapshot:
+            return snapshot.touched_since({day: final(one) for day, one in before.items()})
+
+    before = signatures()
+    rows(dsn, SUBSCRIBED, "later", 30)
+    rows(dsn, "update subscription set shards = 2, started_after = 0 where name = 'billing' returning 1")
+    assert since(before) == set()
+    rows(dsn, SUBSCRIBED, "earlier", 15)
+    assert since(before) == {days_ago(3), DAY}
+    before = signatures()
+    assert since(before) == set()
+    rows(dsn, REFUSED_END, 5)
+    assert since(before) == {days_ago(4)}
+    # A version that did not count them; and a day that upkeep removes.
+    assert since({day: {"half": 10} for day in days}) == set()
+    with psycopg.connect(dsn) as upkeep:
+        upkeep.execute(f"lock table attempt_{days_ago(4):%Y%m%d} in access exclusive mode")
+        assert since(before) == set()
+        rows(dsn, REFUSED_END, 15)
+        assert since(before) == {days_ago(3)}
+    assert since(before) == {days_ago(4), days_ago(3)}
+    with open_snapshot(dsn) as snapshot:
+        one = final(before[days_ago(4)])
+        assert snapshot.touched_since({days_ago(4): one, days_ago(9): one}) == {days_ago(4)}
+        [locked] = snapshot.rows(
+            "select count(*) as tables from pg_locks l join pg_class c on c.oid = l.relation "
+            "where l.pid = pg_backend_pid() and c.relname like 'attempt%'"
+        )
+        assert locked["tables"] == 0

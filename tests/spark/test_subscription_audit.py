@@ -22,6 +22,12 @@ insert into attempt (transaction_id, kind, at, outcome, position, subscription_i
 select d.low, 'delivery', now() - %s::interval, %s, 0, subscription_id from subscription s, day d
 where name = %s and deleted_at is null and day = current_date returning 1
 """
+REDELIVERED: LiteralString = """
+insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, died_because,
+  attempts)
+select subscription_id, 0, d.low, 0, 1, %s, now() - %s::interval, now(), 'refused', 1 from subscription s, day d
+where name = %s and deleted_at is null and day = current_date returning 1
+"""
 DELETE = "delete from audit where what = 'subscription.{}'"
 # The history loses a version, or it is changed; the row of the subscription is as the last one says.
 LOSE = "delete from subscription_version where state = 'paused'"
@@ -105,6 +111,25 @@ async def test_a_destination_that_is_gone_disables_without_a_person(client: http
     assert differing(dsn) == []
 
 
+async def test_a_redelivered_message_of_a_closed_day_leaves_no_attempt_when_its_destination_is_gone(
+    client: httpx.AsyncClient, dsn: str
+) -> None:
+    await change(client)
+    rows(dsn, BY_HAND.format("state = 'disabled'") + " returning 1")
+    told = [("mailer", "change without audit: disable")]
+    for subscription, what, at, found in (
+        ("former", "redelivered", "0 s", told),
+        ("mailer", "dropped", "0 s", told),
+        ("mailer", "redelivered", "-1 h", told),
+        ("mailer", "redelivered", "1 h", []),
+    ):
+        rows(dsn, REDELIVERED, what, at, subscription)
+        assert differing(dsn) == told
+        rows(dsn, "update day set state = 'archiving' where day = current_date returning 1")
+        assert differing(dsn) == found
+        rows(dsn, "update day set state = 'open' where day = current_date returning 1")
+
+
 async def test_a_paused_subscription_is_not_disabled(client: httpx.AsyncClient, dsn: str) -> None:
     await change(client)
     await client.post("/subscriptions/mailer/pause")
@@ -160,15 +185,48 @@ async def test_only_what_the_kept_audit_covers_is_judged(client: httpx.AsyncClie
     assert differing(dsn) == []
 
 
-async def test_it_is_reported_once(client: httpx.AsyncClient, dsn: str) -> None:
+def find(dsn: str, days: int, at: str, run: int = 1) -> None:
+    """Store an open finding about the subscription, of a run that is not kept."""
+    rows(
+        dsn,
+        """insert into finding (day, kind, subject, detail, first_run, first_seen_at, last_run, last_seen_at)
+        values (%s, 'subscription_differs', 'mailer', '{}', %s, now() + %s::interval, 1, now()) returning 1""",
+        days_ago(days),
+        run,
+        at,
+    )
+
+
+async def test_each_change_is_reported_once(client: httpx.AsyncClient, dsn: str) -> None:
     await change(client)
     rows(dsn, BY_HAND.format("state = 'paused'") + " returning 1")
     told = [("mailer", "change without audit: pause")]
     assert (differing(dsn, 1), differing(dsn, 2)) == (told, [])
-    rows(
-        dsn,
-        """insert into finding (day, kind, subject, detail, first_run, first_seen_at, last_run, last_seen_at)
-        values (%s, 'subscription_differs', 'mailer', '{}', 1, now(), 1, now()) returning 1""",
-        days_ago(2),
-    )
+    find(dsn, 2, "1 minute")
     assert (differing(dsn, 1), differing(dsn, 2)) == ([], told)
+    # What came after the run that reported the first.
+    last = "(select max(at) from subscription_version)"
+    rows(dsn, f"update finding set first_seen_at = {last} + interval '5.001 s' returning 1")
+    rows(dsn, BY_HAND.format("topics = '{none}'") + " returning 1")
+    rows(dsn, BY_HAND.format("state = 'active'") + " returning 1")
+    more = [("mailer", "change without audit: put, resume")]
+    assert (differing(dsn, 1), differing(dsn, 2)) == (more, told)
+    # The next night reports it no more.
+    find(dsn, 1, "1 minute")
+    assert (differing(dsn, 1), differing(dsn, 2)) == (more, told)
+
+
+async def test_a_change_during_a_run_is_reported_by_the_next_one(client: httpx.AsyncClient, dsn: str) -> None:
+    """A run sees what was there at its beginning, and stores its findings at its end."""
+    await change(client)
+    [run] = rows(
+        dsn,
+        """insert into reconciliation_run (state, engine, source, seen_at, started_at, ended_at, days, open,
+          new, resolved, seconds)
+        values ('findings', 'spark', 'primary', now() - interval '1 minute', now(), now(), '{}', 1, 1, 0, '{}')
+        returning run_id""",
+    )
+    rows(dsn, BY_HAND.format("state = 'paused'") + " returning 1")
+    find(dsn, 2, "1 minute", run["run_id"])
+    told = [("mailer", "change without audit: pause")]
+    assert (differing(dsn, 1), differing(dsn, 2)) == (told, [])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.day_selection import MOST_REPLAYED, Candidate, Seen, aged, days_to_run, reason, state_after
+from spark.day_selection import MOST_TOUCHED, Candidate, Seen, aged, days_to_run, reason, state_after
 
 DAY = date(2026, 10, 25)
 END = datetime(2026, 10, 26, tzinfo=UTC)
@@ -47,15 +47,15 @@ def test_why_a_day_is_run(known: Seen | None, archive: str | None, now: datetime
 
 def test_a_final_day_over_which_a_replay_began_is_read_again() -> None:
     final = seen(state="final", signature=HELD | {"archive": "there"})
-    assert reason(Candidate(DAY, "there", final, replayed=True), OVER, MARGIN_S, unread) == "replayed"
-    assert reason(Candidate(DAY, "elsewhere", final, replayed=True), OVER, MARGIN_S, unread) == "archived"
+    assert reason(Candidate(DAY, "there", final, touched=True), OVER, MARGIN_S, unread) == "touched"
+    assert reason(Candidate(DAY, "elsewhere", final, touched=True), OVER, MARGIN_S, unread) == "archived"
 
 
 def test_a_run_reads_a_part_of_the_days_that_were_replayed_beside_all_others() -> None:
     final = seen(state="final", signature=HELD | {"archive": None})
-    replayed = [Candidate(DAY - timedelta(days=n), None, final, replayed=True) for n in range(1, 30)]
+    replayed = [Candidate(DAY - timedelta(days=n), None, final, touched=True) for n in range(1, 30)]
     chosen = days_to_run([Candidate(DAY, None, None), *replayed], OVER, MARGIN_S, unread)
-    assert list(chosen) == [DAY - timedelta(days=n) for n in range(29, 29 - MOST_REPLAYED, -1)] + [DAY]
+    assert list(chosen) == [DAY - timedelta(days=n) for n in range(29, 29 - MOST_TOUCHED, -1)] + [DAY]
 
 
 def test_a_day_that_is_neither_open_nor_over_is_run_if_it_changed() -> None:

@@ -53,6 +53,7 @@ _WANTED = """ and ($10::text[] is null or o.topic = any($10)) and ($11::text[] i
     ))"""
 
 
+# The step of upkeep, whose time is given, may have begun before the message was committed or first sent.
 def _bury(entries: str, replay: str = "0", wanted: str = "") -> str:
     return f"""
 with span as materialized (
@@ -67,8 +68,9 @@ with span as materialized (
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, reason,
     died_at, {_COPY})
-  select $3, {replay}, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}', $7,
-    h.producer_group, w.tag, h.headers, h.content_type, h.body, h.body_digest, w.committed_at
+  select $3, {replay}, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}',
+    greatest($7::timestamptz, w.committed_at), h.producer_group, w.tag, h.headers, h.content_type, h.body,
+    h.body_digest, w.committed_at
   from waiting w {_HALF}
   on conflict do nothing
   returning {_RETURNING}
@@ -108,8 +110,8 @@ with waiting as materialized (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
     reason, error, died_at, {_COPY})
   select $2, w.replay, w.transaction_id, w.position, o."offset", o.topic, o.key, w.attempts, w.first_at,
-    '{DeadLetterReason.DAY_LEFT}', w.last_error, $4, h.producer_group, o.tag, h.headers, h.content_type, h.body,
-    h.body_digest, o.committed_at
+    '{DeadLetterReason.DAY_LEFT}', w.last_error, greatest($4::timestamptz, w.first_at, o.committed_at),
+    h.producer_group, o.tag, h.headers, h.content_type, h.body, h.body_digest, o.committed_at
   from waiting w cross join lateral (
     select o."offset", o.topic, o.key, o.tag, o.committed_at from outbox o
     where o.transaction_id = w.transaction_id and o.position = w.position offset 0

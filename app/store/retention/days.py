@@ -32,7 +32,13 @@ ADD_DAY = "insert into day (day, low, high, state, changed_at) values ($1, $2, $
 DECIDED = "update day set decided = true, changed_at = $2 where day = $1 and not decided"
 HELD = "update day set held = $2 where day = $1 and held is distinct from $2"
 CLOSED = "update day set state = 'archiving', changed_at = $2 where day = $1 and state = 'open'"
-REOPENED = "update day set state = 'open', decided = false, changed_at = $2 where day = $1 and state = 'archiving'"
+# From `changed_at` on an open day surely accepts receipts. The step that reopens it may have begun long before, and a
+# statement that began before the commit still finds the day closed.
+REOPENED = """
+update day set state = 'open', decided = false,
+  changed_at = greatest($2::timestamptz, clock_timestamp()) + interval '5 seconds'
+where day = $1 and state = 'archiving'
+"""
 GONE = "update day set state = 'gone', held = '{}', changed_at = $2 where day = $1 and state = 'archiving'"
 
 # A day on record lacks partitions only if a person or an incomplete restore took them away. A few days, one probe of

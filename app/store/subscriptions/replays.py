@@ -108,7 +108,7 @@ def clear_retries(replays: str, now: str, limit: str = "") -> str:
 # the rest.
 CANCEL = f"""
 with ended as (
-  update replay set state = 'cancelled', ended_at = $3
+  update replay set state = 'cancelled', ended_at = $3, cancelled_at = $3
   where subscription_id = $1 and replay_id = $2 and state = 'running'
   returning subscription_id, replay_id
 ), {clear_retries("ended p", "$3")}

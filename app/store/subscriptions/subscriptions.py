@@ -115,7 +115,7 @@ with removed as (
   update subscription set deleted_at = $2, updated_at = $2 where name = $1 and deleted_at is null
   returning subscription_id
 ), ended as (
-  update replay p set state = 'cancelled', ended_at = $2 from removed r
+  update replay p set state = 'cancelled', ended_at = $2, cancelled_at = $2 from removed r
   where p.subscription_id = r.subscription_id and p.state = 'running'
 )
 select 1 from removed

@@ -28,6 +28,7 @@ FAULTS = [
     _of("a shard of its checkpoint", f"update checkpoint set shards = 2 where {_S}", "checkpoint_differs"),
     _of("another shard's checkpoint", f"update checkpoint set shard = 5 where {_S}", "checkpoint_differs"),
     _of("its checkpoint beyond the log", f'update checkpoint set "offset" = 900000 where {_S}', "checkpoint_differs"),
+    _of("its checkpoint set back", _BACK, "checkpoint_differs"),
     _of("its checkpoint below 0", f'update checkpoint set "offset" = -9 where {_S}', "checkpoint_differs"),
     _of(
         "all receipts, paused by hand",
