@@ -133,8 +133,9 @@ MEANINGS: dict[Kind, Meaning] = {
         "`POST /subscriptions/{name}/replay` from the first of them; then find out where they were lost.",
     ),
     Kind.CHECKPOINT_DIFFERS: Meaning(
-        "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
-        "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
+        "The checkpoint of a subscription is missing, lacks rows of shards, or is where no worker leaves it: beyond "
+        "the log, or behind its receipts.",
+        "Find out what changed `checkpoint`. Write missing rows again at an offset that is surely received.",
     ),
     Kind.SUBSCRIPTION_DIFFERS: Meaning(
         "A subscription is not as the last version in its history says, or a change of it is not in the audit.",
