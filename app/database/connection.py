@@ -14,6 +14,7 @@ from sqlalchemy.pool import QueuePool
 from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
+from app.database.standby_wait import WaitCanceled, noted_waits
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
 from app.database.url_file import url_of
 
@@ -353,12 +354,18 @@ class PoolShare:
 
     @asynccontextmanager
     async def transaction(self, *, dry_run: bool = False) -> AsyncIterator[Connection]:
-        """Lend one connection inside a database transaction; a dry run is rolled back. Raises PoolBusy."""
+        """Lend one connection inside a database transaction; a dry run is rolled back.
+
+        Raises PoolBusy, and WaitCanceled if the transaction is committed here and perhaps on no standby.
+        """
         async with self.connection() as connection:
             transaction = connection.transaction()
             if not dry_run:
-                async with transaction:
-                    yield connection
+                with noted_waits(connection) as canceled:
+                    async with transaction:
+                        yield connection
+                if canceled:
+                    raise WaitCanceled(canceled[0])
                 return
             await transaction.start()
             try:

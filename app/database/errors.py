@@ -7,6 +7,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from app.database.connection import NoConnection, PoolBusy
+from app.database.standby_wait import WaitCanceled
 from app.errors import (
     DatabaseReadOnly,
     DatabaseUnavailable,
@@ -31,6 +32,7 @@ GONE = ("08", "57P01", "57P02", "57P05", "25P03", "25P04")
 # Syntax, names and rights: a defect of a statement, or a database that is not as migrations left it.
 OUR_MISTAKES = "42"
 RETRY_AFTER_S = 1
+WAIT_CANCELED = "The wait for the database's standby was canceled, so a failover could lose this. Repeat the request."
 # How asyncpg speaks of a connection that broke; the last one when it was broken before the statement went out.
 BROKEN = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
@@ -58,6 +60,8 @@ def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
     if isinstance(error, DBAPIError) and error.orig is not None:
         # SQLAlchemy wraps what fails while it opens a connection.
         return _problem_of_opening(error.orig, error.orig.__cause__)
+    if isinstance(error, WaitCanceled):
+        return DatabaseUnavailable(WAIT_CANCELED, retry_after_s=RETRY_AFTER_S)
     state = _state_of(error)
     if state in READ_ONLY:
         return DatabaseReadOnly("The database takes no writes just now; repeat later.", retry_after_s=RETRY_AFTER_S)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import asyncpg
-
-from app.database.connection import Connection
 
 # The class of the warning with which Postgres reports success although a wait for a standby was canceled.
 WARNING = "01000"
@@ -20,6 +19,10 @@ CONFIRMED = """confirmed as materialized (
 )"""
 
 
+class WaitCanceled(asyncpg.PostgresError):
+    """The database transaction is committed here, but its wait for a synchronous standby was canceled."""
+
+
 def canceled_wait(message: asyncpg.PostgresLogMessage) -> str | None:
     """Return the text of a warning that the wait of a commit for a synchronous standby was canceled, else None."""
     if getattr(message, "severity_en", None) != "WARNING" or getattr(message, "sqlstate", "") != WARNING:
@@ -28,7 +31,7 @@ def canceled_wait(message: asyncpg.PostgresLogMessage) -> str | None:
 
 
 @contextmanager
-def noted_waits(connection: Connection) -> Iterator[list[str]]:
+def noted_waits(connection: Any) -> Iterator[list[str]]:
     """Collect the warnings that a wait for a synchronous standby was canceled."""
     found: list[str] = []
 

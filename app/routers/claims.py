@@ -15,10 +15,9 @@ from fastapi.responses import Response
 from app.admission.route_roles import RULES
 from app.config import Settings
 from app.database.connection import Connection
-from app.database.errors import RETRY_AFTER_S
-from app.database.standby_wait import noted_waits
+from app.database.standby_wait import WaitCanceled, noted_waits
 from app.delivery import Refused
-from app.errors import DatabaseUnavailable, HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
+from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
 from app.field_rules import json_of
 from app.ids import message_id
 from app.permissions import Caller, Role
@@ -334,10 +333,7 @@ async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequ
     fresh = sum(one is not None and not one.repeated for one in found)
     runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
     if canceled:
-        raise DatabaseUnavailable(
-            "The wait for the database's standby was canceled, so a failover could lose this. Acknowledge again.",
-            retry_after_s=RETRY_AFTER_S,
-        )
+        raise WaitCanceled(canceled[0])
     return opening.answer(given, found, lambda named, one: _Settled(200, named, replayed=one.repeated))
 
 

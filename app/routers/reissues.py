@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from app.database.connection import Connection
+from app.database.standby_wait import WaitCanceled, noted_waits
 from app.errors import DayGone, Draining, GroupUnregistered, Invalid, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
 from app.operations.audit import acting_person, audit_entry
@@ -25,6 +26,10 @@ from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Source, State, Verdict
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
+
+
+class _ReissuedBefore(Exception):
+    """The transaction was already reissued."""
 
 
 class ReissueRequest(Strict):
@@ -102,9 +107,18 @@ async def _reissued(
         reason=reason,
         reissued_as=made.reissued_as,
     )
-    async with runtime.request_pool.transaction() as connection:
-        await record(connection, said, runtime.clock.now())
-        recorded = await _reissue(connection, runtime, rows, made)
+    try:
+        async with runtime.request_pool.transaction() as connection:
+            await record(connection, said, runtime.clock.now())
+            recorded = await _reissue(connection, runtime, rows, made)
+    except _ReissuedBefore:
+        # After the audit row was rolled back, so that this commit waits for the earlier one only.
+        async with runtime.request_pool.connection() as connection:
+            with noted_waits(connection) as canceled:
+                earlier = await reissued_as(connection, transaction_id)
+        if canceled:
+            raise WaitCanceled(canceled[0]) from None
+        raise NotRolledBack(f"The transaction was already reissued as {earlier}.", reissued_as=earlier) from None
     runtime.metrics.http.halves.inc()
     runtime.metrics.http.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
     runtime.wake_ups.published()
@@ -140,8 +154,7 @@ async def _reissue(connection: Connection, runtime: Runtime, rows: Sequence[Half
     """Write the reissue, the new half and its commit in the caller's database transaction."""
     now = runtime.clock.now()
     if not await add_reissue(connection, made, now):
-        earlier = await reissued_as(connection, made.transaction_id)
-        raise NotRolledBack(f"The transaction was already reissued as {earlier}.", reissued_as=earlier)
+        raise _ReissuedBefore
     half = _copy(rows, made)
     if not await insert_halves(connection, [half], [], now):
         raise GroupUnregistered(

@@ -117,10 +117,12 @@ async def post_reset_breaker(
         since = min(filter(None, opened), default=None)
         if opened:
             await store.touch(connection, subscription.subscription_id, now)
-            told = None if since is None else breaker_closed(name, subscription.topics, opened_at=since, at=now)
-            await announce(connection, [told] if told else [], now)
             await record(connection, audit_entry(caller, "subscription.reset_breaker", name, **dict(note)), now)
         [answer] = await answers(runtime, connection, [await known(connection, name)])
+        told = None if since is None else breaker_closed(name, subscription.topics, opened_at=since, at=now)
+        if told is not None:
+            # Last: it locks the offsets, for which the commits of all producers wait.
+            await announce(connection, [told], now)
     if opened:
         log.warning("breaker_reset", subscription=name, open_since=since and since.isoformat())
         runtime.wake_ups.published()

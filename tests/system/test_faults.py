@@ -186,6 +186,39 @@ async def test_an_acknowledgement_is_answered_only_when_the_standby_has_it(own_s
     await db.close()
 
 
+async def test_an_act_is_answered_only_when_the_standby_has_it(own_server: OwnServer) -> None:
+    """A reissue, and a change of a subscription; each repeat is answered for what the first one wrote."""
+    db = await connect(own_server.server.url)
+    await db.execute("set synchronous_commit = local")
+    client = own_server.client
+    body = {"topics": ["order"], "destination": {"type": "pull"}}
+    half = (await client.post("/half", json=ORDER)).json()["transaction_id"]
+    assert (await client.post("/end", json=end_of(half, "rollback"))).status_code == 200
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
+    acts: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"/transactions/{half}/reissue", {"reason": "paid after all"}),
+        ("PUT", "/subscriptions/points", body),
+    ]
+    for _ in ("the first", "a repeat"):
+        for method, path, request in acts:
+            asked = asyncio.create_task(client.request(method, path, json=request))
+            async with asyncio.timeout(10):
+                while not asked.done():
+                    await db.execute(CANCEL)
+                    await asyncio.sleep(0.01)
+            answer = await asked
+            told = (answer.status_code, answer.json().get("type"))
+            assert told == (503, "/problems/database-unavailable"), answer.text
+            assert "standby" in answer.json()["detail"]
+    await _require_standby(db, "")
+    answer = await client.post(f"/transactions/{half}/reissue", json={"reason": "paid after all"})
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/not-reissuable")
+    assert answer.json()["reissued_as"] == str(await db.fetchval("select reissued_as from reissue"))
+    assert (await client.put("/subscriptions/points", json=body)).status_code == 200
+    await db.close()
+
+
 async def test_a_connection_whose_commit_waits_for_a_standby_is_not_closed(own_server: OwnServer) -> None:
     """Its backend would go on to wait, so each turn of a loop would leave another one, up to `max_connections`.
 

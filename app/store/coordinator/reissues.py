@@ -5,6 +5,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.database.connection import Connection
+from app.database.standby_wait import CONFIRMED
 
 # Safe under concurrency: a second reissue waits for the first one's database transaction and then conflicts.
 ADD_REISSUE = """
@@ -12,8 +13,9 @@ insert into reissue (transaction_id, reissued_as, actor, reason, at) values ($1,
 on conflict do nothing returning true
 """
 
-# Run it after ADD_REISSUE, as a second statement: the winner of a race is not in the snapshot of the first.
-REISSUED_AS = "select reissued_as from reissue where transaction_id = $1"
+# Run it after ADD_REISSUE, as a second statement: the winner of a race is not in the snapshot of the first. Its commit
+# waits for what it has read (see CONFIRMED).
+REISSUED_AS = f"with {CONFIRMED} select reissued_as from reissue, confirmed where transaction_id = $1"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,6 @@ async def add_reissue(connection: Connection, reissue: Reissue, now: datetime) -
 
 
 async def reissued_as(connection: Connection, transaction_id: UUID) -> UUID | None:
-    """Return the id of the transaction that reissued a rolled-back one, or None."""
+    """Return the id of the transaction that reissued a rolled-back one, or None. Not in a database transaction."""
     found: UUID | None = await connection.fetchval(REISSUED_AS, transaction_id)
     return found
