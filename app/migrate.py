@@ -44,6 +44,8 @@ LOCK_REST_S = 0.2
 PATIENCE_S = 120.0
 # How often a migration that waits is looked at, to name who blocks it.
 LOOK_EVERY_S = 0.05
+# How often a migration that waits for another one says so. It waits without a limit, because a revision may take long.
+SAY_EVERY_S = 30.0
 # lock_not_available, deadlock_detected
 LOCK_STATES = ("55P03", "40P01")
 
@@ -191,9 +193,16 @@ async def _upgraded(connection: Connection, config: Config) -> tuple[str, ...] |
 async def _blockers_during(upgrading: asyncio.Task[None], connection: Connection, config: Config) -> tuple[str, ...]:
     """Wait for the end of an upgrade; return who blocked its session when that was last seen."""
     seen: tuple[str, ...] = ()
+    free_at = monotonic()
     while not (await asyncio.wait([upgrading], timeout=LOOK_EVERY_S))[0]:
         backend = config.attributes.get("backend")
-        seen = (() if backend is None else await blockers_of(connection, backend)) or seen
+        now = () if backend is None else await blockers_of(connection, backend)
+        seen = now or seen
+        if not now:
+            free_at = monotonic()
+        elif monotonic() - free_at >= SAY_EVERY_S:
+            log.warning("migration_waits", blockers=list(now))
+            free_at = monotonic()
     return seen
 
 

@@ -16,6 +16,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
+from structlog.testing import capture_logs
 
 import app.migrate
 from app.cli.os_user import person
@@ -423,6 +424,26 @@ async def test_a_long_revision_uses_up_no_patience_of_the_next(
             while tries < 2:
                 await asyncio.sleep(0.01)
     await migrating
+    assert await current(there) == head()
+
+
+async def test_a_migration_that_waits_for_another_one_says_for_whom(
+    empty: str, there: Connection, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits as long as the other one works; its operator sees for which session."""
+    await up(empty, BEFORE)
+    monkeypatch.setattr(app.migrate, "SAY_EVERY_S", 0.2)
+    await there.execute(f"select pg_advisory_lock({AdvisoryLock.MIGRATION})")
+    with capture_logs() as logs:
+        migrating = asyncio.create_task(migrate(empty, days_ahead=1))
+        async with asyncio.timeout(30):
+            while sum(entry["event"] == "migration_waits" for entry in logs) < 2:
+                assert not migrating.done()
+                await asyncio.sleep(0.01)
+        await there.execute(f"select pg_advisory_unlock({AdvisoryLock.MIGRATION})")
+        await migrating
+    said = [entry["blockers"] for entry in logs if entry["event"] == "migration_waits"]
+    assert all(f"(pid {there.get_server_pid()}, user " in one for [one] in said)
     assert await current(there) == head()
 
 
