@@ -80,7 +80,8 @@ async def take_claims(
     claim of so many checks, written with the leases.
     """
     now = runtime.clock.now()
-    async with runtime.request_pool.transaction() as connection:
+    # What is leased is used: if a failover loses it, checks are asked again.
+    async with runtime.request_pool.transaction(confirmed=False) as connection:
         group = await read_group(connection, name)
         if group is None or group.checks is not Checks.CLAIM:
             return None
@@ -115,7 +116,8 @@ async def settle_answers(
     some of the checks may be asked again.
     """
     now = runtime.clock.now()
-    async with runtime.request_pool.transaction() as connection:
+    # What is leased is used: if a failover loses it, checks are asked again.
+    async with runtime.request_pool.transaction(confirmed=False) as connection:
         epochs = [(one.transaction_id, one.epoch) for one in answers]
         taken = {one.claim.transaction_id: one for one in await store.take_answered(connection, group, epochs, now)}
         for one in answers:

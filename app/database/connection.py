@@ -14,7 +14,7 @@ from sqlalchemy.pool import QueuePool
 from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
-from app.database.standby_wait import WaitCanceled, noted_waits
+from app.database.standby_wait import CONFIRM, WaitCanceled, noted_waits
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
 from app.database.url_file import url_of
 
@@ -353,10 +353,11 @@ class PoolShare:
             self._free.release()
 
     @asynccontextmanager
-    async def transaction(self, *, dry_run: bool = False) -> AsyncIterator[Connection]:
+    async def transaction(self, *, dry_run: bool = False, confirmed: bool = True) -> AsyncIterator[Connection]:
         """Lend one connection inside a database transaction; a dry run is rolled back.
 
-        Raises PoolBusy, and WaitCanceled if the transaction is committed here and perhaps on no standby.
+        `confirmed`: its end waits for a synchronous standby, also if it only read what others wrote. Raises PoolBusy,
+        and if `confirmed` WaitCanceled, when the transaction is committed here and perhaps on no standby.
         """
         async with self.connection() as connection:
             transaction = connection.transaction()
@@ -364,7 +365,9 @@ class PoolShare:
                 with noted_waits(connection) as canceled:
                     async with transaction:
                         yield connection
-                if canceled:
+                        if confirmed:
+                            await connection.execute(CONFIRM)
+                if canceled and confirmed:
                     raise WaitCanceled(canceled[0])
                 return
             await transaction.start()

@@ -22,6 +22,16 @@ CONFIRMED = """confirmed as materialized (
 class WaitCanceled(asyncpg.PostgresError):
     """The database transaction is committed here, but its wait for a synchronous standby was canceled."""
 
+    def __init__(self, warning: str) -> None:
+        super().__init__(warning)
+        self.sqlstate = WARNING
+
+
+# Makes the commit of a database transaction that writes nothing wait for all before it, as CONFIRMED does.
+CONFIRM = """
+select pg_logical_emit_message(true, 'halfnote', '') where current_setting('synchronous_standby_names') <> ''
+"""
+
 
 def canceled_wait(message: asyncpg.PostgresLogMessage) -> str | None:
     """Return the text of a warning that the wait of a commit for a synchronous standby was canceled, else None."""

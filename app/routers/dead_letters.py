@@ -267,8 +267,9 @@ async def _act(
     else:
         async with runtime.request_pool.connection() as connection:
             meets = await _filter(connection, wanted.filter)
-            if not wanted.dry_run:
-                # The audit row comes first, because a filter takes several database transactions.
+        if not wanted.dry_run:
+            # The audit row comes first, because a filter takes several database transactions.
+            async with runtime.request_pool.transaction() as connection:
                 await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
         if wanted.cursor is not None:
             meets = _below(meets, wanted.cursor)

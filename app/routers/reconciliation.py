@@ -114,9 +114,9 @@ async def get_reconciliation(
     """Return the result of the last run and the open findings, with pages of the runs and of the days, newest first.
 
     `verdict` covers the days of the last run. `open` covers all days. A run reads the days that have changed or that
-    have findings. A final day is read again only if a replay of its messages ended, a redelivery began, or on demand.
+    have findings. A final day is read again only if it was touched since, as by a replay, or on demand.
     """
-    async with runtime.request_pool.transaction() as connection:
+    async with runtime.request_pool.transaction(confirmed=False) as connection:
         newest, _ = await list_runs(connection, FIRST_RUN, 1)
         runs, before_run = await list_runs(connection, query.runs_before or FIRST_RUN, query.limit)
         days, before_day = await list_days(connection, query.days_before or date.max, query.limit)

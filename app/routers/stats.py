@@ -45,7 +45,7 @@ async def get_stats(runtime: RuntimeDep, caller: CallerDep) -> Stats:
 async def read_stats(runtime: Runtime) -> Stats:
     """Return the answer of `GET /stats`."""
     now = runtime.clock.now()
-    async with runtime.request_pool.transaction() as connection:
+    async with runtime.request_pool.transaction(confirmed=False) as connection:
         found = await open_now(connection, now)
         activity = await _activity(connection, now)
         held = await held_days(connection)

@@ -36,7 +36,8 @@ def _no_row(table: str) -> str:
   )"""
 
 
-# A replay is over when each of its messages has a receipt or is dead; a person may redeliver or drop a dead letter. It
+# A replay is over when each of its messages has a receipt or is dead; a person may redeliver or drop a dead letter. One
+# that was canceled is done after a redelivery of one of its dead letters, and the cancellation cleared others. It
 # takes what the subscription takes, and of that what its own filters do. It is not judged if the subscription took
 # something else at any time of it, or if the day was closed then. A redelivery may lower its end. Outbox is
 # read by outbox_by_offset, the others by their primary keys.
@@ -49,7 +50,8 @@ with version as (
   from replay r
   join subscription s on s.subscription_id = r.subscription_id and s.deleted_at is null
   join version v on v.subscription_id = r.subscription_id and v.at <= r.created_at and v.until > r.created_at
-  where r.state = 'done' and r.created_at >= '{{receipts_since}}'::timestamptz and not exists (
+  where r.state = 'done' and r.cancelled_at is null and r.created_at >= '{{receipts_since}}'::timestamptz
+  and not exists (
     select from version c
     where c.subscription_id = r.subscription_id and c.at <= r.ended_at
       and c.until > r.created_at - interval '{CHANGE_SETTLES_S} seconds'

@@ -43,15 +43,17 @@ def receipts_since(day: Day) -> datetime | None:
     return begun
 
 
-def reported_once(kind: str, subject: str, at: str | None = None) -> str:
+def reported_once(kind: str, subject: str, at: str | None = None, detail: str = "true") -> str:
     """Return an SQL condition for what is of no day and stays: the day before the run has it.
 
     What an earlier run found for another day is not repeated each night. A day whose findings are open keeps those that
     are still there. `subject`: the SQL of the finding's subject. `at`: the SQL of the time of what is found, if several
-    may have one subject; the first finding whose first run could see it has it.
+    may have one subject; the first finding whose first run could see it has it. `detail`: the condition that a finding
+    `f` is about such things.
     """
     found = f"""
-    select f.day from finding f where f.kind = '{kind}' and f.subject = {subject} and f.resolved_at is null"""  # noqa: S608
+    select f.day from finding f where f.kind = '{kind}' and f.subject = {subject} and f.resolved_at is null
+      and {detail}"""  # noqa: S608
     if at is not None:
         found += f"""
       and coalesce((select r.seen_at from reconciliation_run r where r.run_id = f.first_run), f.first_seen_at)

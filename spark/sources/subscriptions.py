@@ -27,6 +27,7 @@ _DIFFERS = ", ".join(f"case when s.{name} is distinct from v.{name} then '{name}
 # have the same time: before the first pair of which Postgres still knows it.
 _SAME_CHANGE = """a.target = v.name and (a.xmin = v.written_by
       or (v.at < kept.since) is not false and a.at between v.at - interval '1 minute' and v.at + interval '1 minute')"""
+_TOLD = "f.detail ->> 'differs' ~ '(change without audit|audit without change)'"
 # The audit is compared from its first row on that is kept and chained. What a version changes says which audit row it
 # has. A destination's 410 disables an active subscription: no person did that, and it leaves an attempt, which is kept
 # with the message's day, and the whole table is read for it. A redelivered message of a day that is closed leaves none.
@@ -65,7 +66,7 @@ where v.at >= since.at and v.act is not null and case v.act when 'gone' then not
   ) else not exists (
     select from audit a where a.what = 'subscription.' || v.act and {_SAME_CHANGE}
       and (a.detail -> 'asked' -> 'topics' is null or a.detail -> 'asked' -> 'topics' = to_jsonb(v.topics))
-  ) end and {reported_once("subscription_differs", "v.name", "v.at")}
+  ) end and {reported_once("subscription_differs", "v.name", "v.at", _TOLD)}
 group by 1, 2
 union all
 select 0, a.target, 'audit without change: ' || string_agg(distinct split_part(a.what, '.', 2), ', ')
@@ -78,21 +79,26 @@ where a.at >= since.at and (a.what in ('subscription.pause', 'subscription.resum
       when 'subscription.resume' then v.state = 'active'
       when 'subscription.delete' then v.deleted_at is not null
       else true end
-  ) and {reported_once("subscription_differs", "a.target", "a.at")}
+  ) and {reported_once("subscription_differs", "a.target", "a.at", _TOLD)}
 group by 2
 """  # noqa: S608 -- texts of ours
 # A worker moves the checkpoint of a shard with the receipts, or seconds later: so the first message after it that the
 # shard takes has no receipt, or a new one. After a change of the subscription, its workers begin at the checkpoint and
-# leave out what has a receipt, so it may be behind for a moment. The relay skips days that are not open. Served by
-# outbox_by_offset and primary keys; what a shard does not take, it has passed.
+# leave out what has a receipt, so it may be behind for a moment. A day that is not open may hold the checkpoint back.
+# Served by outbox_by_offset, receipt_by_offset and primary keys. Without a receipt above the checkpoint none is read,
+# because the log after it may be long, if a consumer does not claim.
 _BEHIND = f"""
 select c.subscription_id
 from checkpoint c
 join subscription s on s.subscription_id = c.subscription_id and s.shards = c.shards and s.state = 'active'
   and s.deleted_at is null
 cross join lateral (
+  select max(r."offset") as newest from receipt r
+  where r.subscription_id = c.subscription_id and r.replay = 0 and r."offset" > c."offset"
+) received
+cross join lateral (
   select o.transaction_id, o.position, o."offset" from outbox o
-  where o."offset" > greatest(c."offset", s.started_after)
+  where o."offset" > greatest(c."offset", s.started_after) and o."offset" <= received.newest
     and {TAKES.format(patterns="s.topics", topic="o.topic")}
     and {any_of("s.filters", "tags", "o.tag")}
     and (coalesce(s.filters -> 'headers', 'null') in ('null', '{{{{}}}}') or exists (
@@ -100,10 +106,11 @@ cross join lateral (
         and h.headers @> (s.filters -> 'headers') offset 0
     ))
     and (c.shards = 1 or mod({SHARD}, c.shards) = c.shard)
-    and exists (select from day d where d.low <= o.transaction_id and d.high > o.transaction_id and d.state = 'open')
   order by o."offset" limit 1
 ) o
 where exists (
+    select from day d where d.low <= o.transaction_id and d.high > o.transaction_id and d.state = 'open'
+  ) and exists (
     select from receipt r where r.transaction_id = o.transaction_id and r.position = o.position
       and r.subscription_id = c.subscription_id and r.replay = 0 and r."offset" = o."offset"
       and r.settled_at < '{{seen}}'::timestamptz - interval '{MOVES_WITHIN}' offset 0

@@ -501,3 +501,6 @@ async def test_a_day_is_open_again_from_its_commit_on(db: Connection) -> None:
     await days.reopen_day(db, DAY, OLD_TIME)
     reopened = await db.fetchval("select changed_at from day where day = $1 and state = 'open'", DAY)
     assert timedelta(seconds=5) <= reopened - began < timedelta(seconds=30)
+    # Another replica's upkeep may find at once that all of it is decided.
+    await days.set_decided(db, DAY, began)
+    assert await db.fetchval("select changed_at from day where day = $1 and decided", DAY) == reopened

@@ -6,7 +6,7 @@ from typing import Any, LiteralString
 import pytest
 
 from app.store.relay.log import HASH
-from spark.sources.subscriptions import DIFFERING, SHARD
+from spark.sources.subscriptions import _BEHIND, DIFFERING, SHARD
 from tests.spark.days import days_ago, fill_day, rows
 
 DAY = days_ago(2)
@@ -80,6 +80,26 @@ def test_filters_are_those_of_the_relay(day: str, filters: str) -> None:
     rows(day, "update subscription_version set at = now() - interval '80 days' returning 1")
     rows(day, BACK, 20)
     assert behind(day) == ["billing"]
+
+
+def test_a_message_of_a_closed_day_may_hold_a_checkpoint_back(day: str) -> None:
+    """A worker had it when its day was closed, and what came after it was received."""
+    fill_day(day, days_ago(1), 5, first=31)
+    rows(day, "update day set state = 'archiving' where day = %s returning 1", DAY)
+    rows(day, BACK, 29)
+    rows(day, NOT_RECEIVED, 30)
+    assert behind(day) == []
+    rows(day, BACK, 30)
+    assert behind(day) == ["billing"]
+
+
+def test_a_log_that_no_consumer_claims_is_not_read(day: str) -> None:
+    rows(day, BACK, 0)
+    rows(day, "delete from receipt returning 1")
+    statement: Any = "explain (analyze) " + _BEHIND.format(seen=datetime.now(UTC).isoformat())
+    scans = [row["QUERY PLAN"] for row in rows(day, statement) if " on outbox_" in row["QUERY PLAN"]]
+    assert len(scans) >= 2
+    assert all("rows=0" in one.partition("actual")[2] or "never executed" in one for one in scans), scans
 
 
 def test_each_shard_has_a_checkpoint_of_its_own(day: str) -> None:

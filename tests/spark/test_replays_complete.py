@@ -99,6 +99,9 @@ def test_a_replay_that_is_over_without_its_receipts_is_found(spark: SparkSession
         replayed(day, number, case)
     wanted = {number: case[3] for number, case in enumerate(CASES, 1) if case[3] is not None}
     assert found(spark, day, tmp_path / "all") == wanted
+    rows(day, "update replay set cancelled_at = ended_at where replay_id = 2 returning 1")
+    del wanted[2]
+    assert found(spark, day, tmp_path / "canceled") == wanted
     late = 'set filters = \'{"tags": ["late"]}\''
     rows(day, f"update subscription_version {late} where at < now() - interval '1 day' returning 1")
     assert found(spark, day, tmp_path / "of others") == {}

@@ -185,13 +185,15 @@ async def test_only_what_the_kept_audit_covers_is_judged(client: httpx.AsyncClie
     assert differing(dsn) == []
 
 
-def find(dsn: str, days: int, at: str, run: int = 1) -> None:
+def find(dsn: str, days: int, at: str, run: int = 1, differs: str = "change without audit: pause") -> None:
     """Store an open finding about the subscription, of a run that is not kept."""
     rows(
         dsn,
         """insert into finding (day, kind, subject, detail, first_run, first_seen_at, last_run, last_seen_at)
-        values (%s, 'subscription_differs', 'mailer', '{}', %s, now() + %s::interval, 1, now()) returning 1""",
+        values (%s, 'subscription_differs', 'mailer', jsonb_build_object('differs', %s::text), %s,
+          now() + %s::interval, 1, now()) returning 1""",
         days_ago(days),
+        differs,
         run,
         at,
     )
@@ -201,6 +203,9 @@ async def test_each_change_is_reported_once(client: httpx.AsyncClient, dsn: str)
     await change(client)
     rows(dsn, BY_HAND.format("state = 'paused'") + " returning 1")
     told = [("mailer", "change without audit: pause")]
+    assert (differing(dsn, 1), differing(dsn, 2)) == (told, [])
+    # A finding about the row itself is not about the change.
+    find(dsn, 3, "1 minute", differs="state")
     assert (differing(dsn, 1), differing(dsn, 2)) == (told, [])
     find(dsn, 2, "1 minute")
     assert (differing(dsn, 1), differing(dsn, 2)) == ([], told)

@@ -199,6 +199,10 @@ async def test_an_act_is_answered_only_when_the_standby_has_it(own_server: OwnSe
     acts: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", f"/transactions/{half}/reissue", {"reason": "paid after all"}),
         ("PUT", "/subscriptions/points", body),
+        # Their repeats change nothing.
+        ("POST", "/subscriptions/points/pause", {}),
+        ("POST", "/subscriptions/points/resume", {}),
+        ("DELETE", "/dead-letters", {"filter": {"subscription": "points"}, "dry_run": False}),
     ]
     for _ in ("the first", "a repeat"):
         for method, path, request in acts:

@@ -140,10 +140,11 @@ from {RATED_SHARDS.unnest("a")}
 where c.subscription_id = a.subscription_id and c.shards = a.shards and c.shard = a.shard
 """  # noqa: S608 -- constants
 
-# A replay is done when all of it was read and settled and none of it is in retry. One that a person canceled, and that
-# ran again for a redelivery only, is canceled again. Served by replay_running and delivery_retry_due.
+# A replay is done when all of it was read and settled and none of it is in retry. So is one that a person canceled and
+# that ran again for a redelivery. It does not become `cancelled`, because upkeep clears retries of canceled replays,
+# and another redelivery may be committed meanwhile. Served by replay_running and delivery_retry_due.
 END_REPLAYS = """
-update replay p set state = case when p.cancelled_at is null then 'done' else 'cancelled' end, ended_at = $1
+update replay p set state = 'done', ended_at = $1
 where p.state = 'running' and p."offset" >= p.until and not exists (
   select from delivery_retry r where r.subscription_id = p.subscription_id and r.replay = p.replay_id
 )

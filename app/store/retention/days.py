@@ -29,7 +29,7 @@ ADD_DAY = "insert into day (day, low, high, state, changed_at) values ($1, $2, $
 
 # Each by primary key. Only upkeep changes a day, one replica at a time. States only move forward, except that REOPENED
 # reopens a day that turns out to be unfinished.
-DECIDED = "update day set decided = true, changed_at = $2 where day = $1 and not decided"
+DECIDED = "update day set decided = true, changed_at = greatest(changed_at, $2) where day = $1 and not decided"
 HELD = "update day set held = $2 where day = $1 and held is distinct from $2"
 CLOSED = "update day set state = 'archiving', changed_at = $2 where day = $1 and state = 'open'"
 # From `changed_at` on an open day surely accepts receipts. The step that reopens it may have begun long before, and a

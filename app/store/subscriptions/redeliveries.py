@@ -95,6 +95,7 @@ _REDELIVER = f"""
   on conflict do nothing
 ), revived as (
   update replay p set state = 'running', ended_at = null,
+    cancelled_at = case when p.state = 'cancelled' then coalesce(p.ended_at, p.moved_at) else p.cancelled_at end,
     until = case when p.state = 'cancelled' then least(p.until, p."offset") else p.until end
   where p.replay_id = any(array(select m.replay from moved m where m.replay > 0))
 ){_NAMED}"""  # noqa: S608
