@@ -24,7 +24,7 @@ class WaitCanceled(asyncpg.PostgresError):
 
     def __init__(self, warning: str) -> None:
         super().__init__(warning)
-        self.sqlstate = WARNING
+        self.sqlstate = WARNING  # type: ignore[misc]
 
 
 # Makes the commit of a database transaction that writes nothing wait for all before it, as CONFIRMED does.
