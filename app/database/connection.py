@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TypeAlias
 
 import asyncpg
@@ -14,7 +14,7 @@ from sqlalchemy.pool import QueuePool
 from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
-from app.database.standby_wait import CONFIRM, WaitCanceled, noted_waits
+from app.database.standby_wait import CONFIRM, uncanceled_waits
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
 from app.database.url_file import url_of
 
@@ -362,13 +362,11 @@ class PoolShare:
         async with self.connection() as connection:
             transaction = connection.transaction()
             if not dry_run:
-                with noted_waits(connection) as canceled:
+                with uncanceled_waits(connection) if confirmed else nullcontext():
                     async with transaction:
                         yield connection
                         if confirmed:
                             await connection.execute(CONFIRM)
-                if canceled and confirmed:
-                    raise WaitCanceled(canceled[0])
                 return
             await transaction.start()
             try:

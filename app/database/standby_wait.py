@@ -41,7 +41,7 @@ def canceled_wait(message: asyncpg.PostgresLogMessage) -> str | None:
 
 
 @contextmanager
-def noted_waits(connection: Any) -> Iterator[list[str]]:
+def noted_waits(connection: "asyncpg.Connection[Any]") -> Iterator[list[str]]:
     """Collect the warnings that a wait for a synchronous standby was canceled."""
     found: list[str] = []
 
@@ -55,3 +55,12 @@ def noted_waits(connection: Any) -> Iterator[list[str]]:
         yield found
     finally:
         connection.remove_log_listener(note)
+
+
+@contextmanager
+def uncanceled_waits(connection: "asyncpg.Connection[Any]") -> Iterator[None]:
+    """Raise WaitCanceled at the end of a block in which a commit's wait for a synchronous standby was canceled."""
+    with noted_waits(connection) as canceled:
+        yield
+    if canceled:
+        raise WaitCanceled(canceled[0])

@@ -13,7 +13,7 @@ import structlog
 
 from app.database.connection import Connection, PoolShare
 from app.database.errors import problem_of
-from app.database.standby_wait import WaitCanceled, noted_waits
+from app.database.standby_wait import uncanceled_waits
 from app.database.windowed_read import count_windows
 from app.store.subscriptions.dead_letters import (
     COUNTED_MOST,
@@ -116,10 +116,8 @@ async def _step(
         async with connection.transaction(readonly=True):
             await connection.execute(OWN_PLANS)
             floor = await window_floor(connection, window)
-        with noted_waits(connection) as canceled:
+        with uncanceled_waits(connection):
             batch = await act_on_window(connection, window, floor or LOWEST, deed, limit, now)
-    if canceled:
-        raise WaitCanceled(canceled[0])
     return batch, batch[-1].place if len(batch) == limit else floor
 
 

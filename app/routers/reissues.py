@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from app.database.connection import Connection
-from app.database.standby_wait import WaitCanceled, noted_waits
+from app.database.standby_wait import uncanceled_waits
 from app.errors import DayGone, Draining, GroupUnregistered, Invalid, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
 from app.operations.audit import acting_person, audit_entry
@@ -114,10 +114,8 @@ async def _reissued(
     except _ReissuedBefore:
         # After the audit row was rolled back, so that this commit waits for the earlier one only.
         async with runtime.request_pool.connection() as connection:
-            with noted_waits(connection) as canceled:
+            with uncanceled_waits(connection):
                 earlier = await reissued_as(connection, transaction_id)
-        if canceled:
-            raise WaitCanceled(canceled[0]) from None
         raise NotRolledBack(f"The transaction was already reissued as {earlier}.", reissued_as=earlier) from None
     runtime.metrics.http.halves.inc()
     runtime.metrics.http.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()

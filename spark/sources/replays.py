@@ -36,11 +36,11 @@ def _no_row(table: str) -> str:
   )"""
 
 
-# A replay is over when each of its messages has a receipt or is dead; a person may redeliver or drop a dead letter. One
-# that was canceled is done after a redelivery of one of its dead letters, and the cancellation cleared others. It
-# takes what the subscription takes, and of that what its own filters do. It is not judged if the subscription took
-# something else at any time of it, or if the day was closed then. A redelivery may lower its end. Outbox is
-# read by outbox_by_offset, the others by their primary keys.
+# A replay is over when each of its messages has a receipt or is dead; a person may redeliver or drop a dead letter. A
+# replay takes what the subscription takes, and of that what its own filters do. It is not judged if the subscription
+# took something else at any time of it, or if the day was closed then; nor if a person canceled it, which cleared
+# retries of it: such a replay is `done` after a redelivery of one of its dead letters. A redelivery may lower its end.
+# Outbox is read by outbox_by_offset, the others by their primary keys.
 INCOMPLETE = f"""
 with version as (
   select *, coalesce(lead(at) over (partition by subscription_id order by at, version_id), 'infinity') as until
