@@ -52,10 +52,13 @@ class Deployment:
         """Return the arguments of the driver for remoting."""
         return [self.names, "order", "shop", "points", "", ""]
 
-    def that_sent_the_check(self) -> GatewayProcess:
-        """Return the gateway that sent the last check."""
-        [found] = [one for one in self.gateways if "rocketmq_check_sent" in one.log.read_text()]
-        return found
+    async def that_sent_the_check(self) -> GatewayProcess:
+        """Return the gateway that sent the check. It logs that afterward, so the client may have the check before."""
+        async with asyncio.timeout(30):
+            while not (found := [one for one in self.gateways if "rocketmq_check_sent" in one.log.read_text()]):
+                await asyncio.sleep(0.01)
+        [sender] = found
+        return sender
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ async def test_a_client_over_grpc_answers_a_check_of_a_killed_gateway(
 ) -> None:
     async with running(java_driver("Orphan", tmp_path), deployment.endpoints, "order", "points") as driver:
         await driver.next("checked")
-        deployment.that_sent_the_check().kill()
+        (await deployment.that_sent_the_check()).kill()
         await committed_by_a_check(db, driver)
         if not any(one["what"] == "pushed" for one in driver.said):
             await driver.next("pushed")
@@ -114,7 +117,7 @@ async def test_a_client_over_remoting_answers_a_check_of_a_killed_gateway(
 ) -> None:
     async with running(remoting_driver(version, tmp_path, "hold"), *deployment.arguments()) as driver:
         await driver.next("checked")
-        deployment.that_sent_the_check().kill()
+        (await deployment.that_sent_the_check()).kill()
         await committed_by_a_check(db, driver)
 
 
