@@ -71,10 +71,11 @@ async def test_a_long_timeline_is_shown_whole(run: Run, url: str, group: str, da
 async def test_many_deliveries_are_shown_whole(run: Run, url: str, group: str, database: str) -> None:
     name = f"many-{uuid4().hex[:8]}"
     put = {"topics": ["shown-often"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
-    httpx.put(f"{url}/subscriptions/{name}", json=put).raise_for_status()
-    httpx.post(f"{url}/subscriptions/{name}/pause").raise_for_status()
+    # Before the subscription, so that no delivery begins of its own.
     transaction_id = post_half(url, group, "shown-often")
     post_end(url, group, transaction_id, "commit")
+    httpx.put(f"{url}/subscriptions/{name}", json=put).raise_for_status()
+    httpx.post(f"{url}/subscriptions/{name}/pause").raise_for_status()
     connection = await asyncpg.connect(database)
     await connection.execute(
         'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '

@@ -38,6 +38,7 @@ from tests.support import shared_servers
 SETTINGS = {
     # Only here: the tests' rows are worthless after a power cut. Tests of crashes start servers of their own.
     "fsync": "off",
+    "wal_compression": "off",
     "max_connections": "300",
     # Its files may be in memory.
     "max_wal_size": "512MB",
