@@ -61,10 +61,10 @@ class ConnectionReaper:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
-    def admit(self, most: int) -> bool:
+    def admit(self, newest: Connection, most: int) -> bool:
         """Return whether there is room for the newest connection, after idle ones were closed for it if needed."""
         self.begin()
-        return len(self._connections) <= most or self.make_room(most)
+        return len(self._connections) <= most or self.make_room(newest, most)
 
     def begin(self) -> None:
         """Sweep every second while there is a connection."""
@@ -81,9 +81,12 @@ class ConnectionReaper:
         if connections:
             self.begin()
 
-    def make_room(self, most: int) -> bool:
-        """Close some idle connections, first those that never sent a request. Return whether there was one."""
-        idle = [one for one in self._connections if one.idle_since is not None]
+    def make_room(self, newest: Connection, most: int) -> bool:
+        """Close some idle connections, first those that never sent a request. Return whether there was one.
+
+        The newest one has sent nothing yet. It would be closed before all that rest between requests.
+        """
+        idle = [one for one in self._connections if one.idle_since is not None and one is not newest]
         idle.sort(key=lambda one: (one.has_sent_request, one.idle_since))
         for one in idle[: max(1, most // EVICTED_SHARE)]:
             one.give_up()

@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with one write for each response, limits on slow clients, problems for what is not HTTP."""
 
 import asyncio
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -69,6 +69,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_replaying = False
         # A request of the fast path that starts when this read is parsed.
         self._unstarted: FastCycle | None = None
+        # The request that is being answered, or was answered last. `cycle` is the one that arrived last.
+        self._answering: RequestResponseCycle | None = None
         self.url, self.headers = b"", []
         # The beginning of a line that a read ended within, as long as it can be the request line.
         self._line = b""
@@ -76,8 +78,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._received = self._receiving = self._read = 0
         # The answer after which the connection closes. What the client sends after that is not read.
         self._refusal: bytes | None = None
-        if not reaper_of(self.server_state, self.loop).admit(self._limits.connections_max):
+        if not reaper_of(self.server_state, self.loop).admit(self, self._limits.connections_max):
             transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the client is gone, for every request that is not answered yet."""
+        super().connection_lost(exc)
+        for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     @property
     def deadline(self) -> float | None:
@@ -187,20 +197,18 @@ class HttpProtocol(HttpToolsProtocol):
         request line.
         """
         text, parsed = earlier + data, 0
-        at = text.find(OTHER_PROTOCOL)
-        while at >= 0:
-            start = text.rfind(b"\n", 0, at) + 1
+        for start, at in places_in_lines(text, OTHER_PROTOCOL):
             for end in (start, at):
                 end = max(end - len(earlier), parsed)
                 before = self.headers
                 self._parse(data[parsed:end])
                 parsed = end
+            if not self._in_head or self.headers:
+                continue
             line, request = text[start:at], self.parser.get_method() + b" " + self.url
             # Each request has a list of its own. Behind a body it begins within a line.
-            begins_here = self.headers is not before and line.endswith(request)
-            if self._in_head and not self.headers and (begins_here or line == request):
+            if line == request or (self.headers is not before and line.endswith(request)):
                 raise BadRequest("The request is RTSP. Send HTTP/1.1.")
-            at = text.find(OTHER_PROTOCOL, at + 1)
         self._parse(data[parsed:])
 
     def on_message_begin(self) -> None:
@@ -262,6 +270,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_fast(self, cycle: FastCycle) -> None:
         """Answer a whole request without a task. For the rest of a body a task waits."""
+        self._answering = cycle
         if cycle.more_body:
             super()._start_asgi_task(cycle, cycle.respond)
         else:
@@ -272,6 +281,7 @@ class HttpProtocol(HttpToolsProtocol):
 
         The answer of one request starts the next one, and each could be answered at once.
         """
+        self._answering = cycle
         if isinstance(cycle, FastCycle):
             self.loop.call_soon(self._start_queued, cycle)
         else:
@@ -289,6 +299,11 @@ class HttpProtocol(HttpToolsProtocol):
         # The rest of this read belongs to the next request, which is counted from the next read on.
         self._read_by, self._in_body, self._receiving = None, False, 0
         super().on_message_complete()
+        if not self.parser.should_keep_alive():
+            # A trailer may say so as well. The parser then reads no further request.
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
 
     def on_response_complete(self) -> None:
         """Note when the connection became idle, unless another request waits."""
@@ -384,6 +399,17 @@ def reaper_of(server: ServerState, loop: asyncio.AbstractEventLoop) -> Connectio
     if reaper is None:
         reaper = _reapers[server] = ConnectionReaper(server.connections, loop)  # type: ignore[arg-type]
     return reaper
+
+
+def places_in_lines(text: bytes, name: bytes) -> Iterator[tuple[int, int]]:
+    """Yield each place of `name` in a text, after the place where its line begins. No byte is searched twice."""
+    start = searched = 0
+    at = text.find(name)
+    while at >= 0:
+        start = text.rfind(b"\n", searched, at) + 1 or start
+        yield start, at
+        searched = at
+        at = text.find(name, at + 1)
 
 
 def head_too_large(limit: int) -> HeadTooLarge:

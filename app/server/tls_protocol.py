@@ -58,7 +58,7 @@ class TlsProtocol(asyncio.Protocol):
         self.idle_since = self._loop.time()
         self.deadline = self.idle_since + self._limits.request_timeout_s
         self._connections.add(self)
-        if reaper_of(self._server_state, self._loop).admit(self._limits.connections_max):
+        if reaper_of(self._server_state, self._loop).admit(self, self._limits.connections_max):
             self._serving = self._loop.create_task(self._serve(self.deadline))
         else:
             transport.abort()

@@ -173,6 +173,16 @@ async def test_connections_that_rest_make_room(served: Start) -> None:
         await answered_in_full(service)
 
 
+async def test_connections_that_rest_make_room_for_the_newest(served: Start) -> None:
+    service = await served(connections_max=16)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(16):
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=service.url, timeout=60))
+            assert (await client.get("/livez")).status_code == 200
+        # All rest between requests, so the newest is the only one that has sent nothing.
+        await answered_in_full(service)
+
+
 async def test_a_request_on_many_connections_at_once(served: Start) -> None:
     service = await served(request_timeout_s=1)
     # The connection lasts longer than the limit of one request: the limit is for a request.

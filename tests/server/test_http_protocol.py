@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.server.coalescing_transport import CoalescingTransport
-from app.server.http_protocol import HttpProtocol
+from app.server.http_protocol import HttpProtocol, places_in_lines
 
 
 class Wire:
@@ -119,3 +119,34 @@ async def test_the_last_answer_of_a_connection_closes_it(port: int, request_: by
     )
     writer.close()
     await writer.wait_closed()
+
+
+class Searched(bytes):
+    """Bytes that count how many of them were searched."""
+
+    count = 0
+
+    def find(self, *args: Any) -> int:
+        found = super().find(*args)
+        self.count += (len(self) if found < 0 else found) - (args[1] if len(args) > 1 else 0)
+        return found
+
+    def rfind(self, *args: Any) -> int:
+        _, since, until = args
+        self.count += until - since
+        return super().rfind(*args)
+
+
+@pytest.mark.parametrize("part", [b" RTSP/", b"\n RTSP/", b"\nGET / RTSP/ RTSP/"])
+def test_a_read_is_searched_for_another_protocol_in_linear_time(part: bytes) -> None:
+    text = Searched(part * 10_000)
+    places = list(places_in_lines(text, b" RTSP/"))
+    assert places == [
+        (text[:at].rfind(b"\n", 0, at) + 1 if b"\n" in part else 0, at)
+        for at in (n * len(part) + offset for n in range(10_000) for offset in _places(part))
+    ]
+    assert text.count <= 3 * len(text)
+
+
+def _places(part: bytes) -> list[int]:
+    return [at for at in range(len(part)) if part.startswith(b" RTSP/", at)]

@@ -21,6 +21,7 @@ from app.database.connection import Connection
 from app.errors import DatabaseUnavailable, Overloaded, Problem
 from app.ids import uuid7
 from app.permissions import Role
+from app.routers import events
 from app.runtime.state import Runtime
 from app.server.connection_limits import HttpLimits
 from app.server.fast_cycle import FastCycle
@@ -459,3 +460,36 @@ async def test_an_idle_connection_holds_no_content(
 def halves_of(transaction_id: Any) -> list[Half]:
     # `isinstance` would ask lazy objects of other libraries, such as unconfigured settings, for their class.
     return [found for found in gc.get_objects() if type(found) is Half and found.transaction_id == transaction_id]
+
+
+@shares
+@pytest.mark.parametrize("following", [PROBE, request_of("/messages", half(None), {})], ids=["framework", "fast path"])
+async def test_a_client_that_leaves_ends_its_stream_also_if_it_sent_another_request(
+    shared_client: httpx.AsyncClient, shared_runtime: Runtime, following: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
+    feed = shared_runtime.state_feed
+    async with asyncio.timeout(WITHIN_S), serving(shared_client) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n" + following)
+        await reader.readuntil(b"data:")
+        assert feed.streams == 1
+        writer.transport.abort()
+        while feed.streams:
+            await asyncio.sleep(0.01)
+
+
+@shares
+async def test_a_trailer_may_end_the_connection(shared_client: httpx.AsyncClient) -> None:
+    body = json.dumps(half(None)).encode()
+    chunked = b"%x\r\n%s\r\n0\r\nConnection: close\r\n\r\n" % (len(body), body)
+    head = b"POST /messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with asyncio.timeout(WITHIN_S), serving(shared_client) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        # The parser reads no request behind such a trailer.
+        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + PROBE)
+        answer = await read_answer(reader)
+        assert answer is not None
+        assert (answer.status, answer.headers.get("connection")) == (201, "close")
+        assert await reader.read() == b""
+        writer.close()
