@@ -41,8 +41,10 @@ class BreakerControl:
     def __init__(self, subscription: str, metrics: Metrics, stored: StoredBreaker) -> None:
         self.breaker = Breaker(stored.opened_at, stored.because, stored.limited_since, stored.paused_until)
         self._subscription, self._metrics = subscription, metrics
-        # The last answer that asked for a pause. A call has one answer for all of its messages.
+        # The last answer that asked for a pause, and the last failure that counted. A call has one outcome for all of
+        # its messages that it was not about.
         self._asking: Failed | None = None
+        self._counted: Failed | None = None
         self._changes: list[BreakerChange] = []
         self._settling = 0
 
@@ -71,6 +73,10 @@ class BreakerControl:
         breaker, number = self.breaker, (message.transaction_id, message.position)
         was_down, asks = breaker.down, self._asks(message, outcome, sent_at, now)
         if asks is None:
+            # Without a connection no message is at fault, so each counts.
+            if outcome is self._counted and not outcome.unreachable:
+                return False
+            self._counted = outcome
             opened = breaker.failed(number, outcome.error, now, unreachable=outcome.unreachable)
         elif outcome is self._asking:
             return False

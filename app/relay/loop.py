@@ -208,6 +208,8 @@ class Relay:
             stream.outcomes.reclaim = False
         self._retries_at = now
         if not any_wait:
+            for stream in self.streams.values():
+                stream.sender.no_retry_due()
             return
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
@@ -218,6 +220,8 @@ class Relay:
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:
                 stream.retry(messages)
+            else:
+                stream.sender.no_retry_due()
         # If all room was used, more may be due, so the next turn claims again.
         full = any(is_full(claimant, found) for claimant, found in zip(claimants, claimed, strict=True))
         if full:

@@ -14,7 +14,7 @@ from app.relay.sender import Sender
 from app.relay.settle_buffer import RECEIPT_WITHIN_S, SETTLE_WITHIN_S, SettleBuffer
 from app.relay.stream_source import StreamContext
 from app.relay.throughput import Rates
-from app.relay.window import UNSETTLED_BYTES, Window
+from app.relay.window import UNSETTLED_BYTES, WINDOW_LEAST, Window
 from app.store.relay.log import Outgoing
 from app.store.relay.results import DEAD, DELIVERED, NOTE, RETRY, Settlement
 from app.store.subscriptions.subscriptions import Subscription
@@ -63,6 +63,8 @@ class StreamOutcomes:
         self.unsettled_retry_bytes = 0
         self._context, self._subscription = context, subscription
         self._window, self._queue, self._breaker, self._expiry = window, queue, breaker, expiry
+        # While the breaker is open no more are read: so many that one is found that is well beyond those that failed.
+        self.stock = max(messages_at_once, WINDOW_LEAST)
         self._unsettled_most = max(UNSETTLED_LEAST, UNSETTLED_TIMES * messages_at_once)
         self._settle_at = max(1, subscription.max_in_flight // 2)
         metrics = context.metrics.relay
@@ -200,14 +202,19 @@ class StreamOutcomes:
 
     def _probe_failed(self, message: Outgoing, outcome: Failed, sent_at: datetime, now: datetime) -> None:
         """While the breaker is open a failure uses up no try; another message makes the next probe."""
-        note = note_of(message, outcome, sent_at)
-        if message.claim is None and not self.closing and self._window.has_room:
+        note, is_new = note_of(message, outcome, sent_at), message.claim is None
+        crowded = len(self._queue.ready) + 1 >= self.stock
+        if is_new and not (self.closing or crowded) and self._window.has_room:
             self._queue.ready.append(message)
         else:
-            # Kept in memory, large messages would leave no room for one that succeeds. This one is due now, so it comes
-            # after the others that are due.
+            # Kept in memory, large or many messages would leave no room for one that succeeds. This one is due now, so
+            # it comes after the others that are due.
             note.result, note.due_at, note.first_at = RETRY, now, message.first_at or sent_at
             self.put_back(self._queue.postponed(message))
+            if is_new and crowded:
+                # All of them may fail, and nothing behind them is read.
+                for other in self._queue.remove_first(len(self._queue.ready) // 2):
+                    self.put_back([other, *self._queue.postponed(other)])
         self._report_failure(note)
         self._finish(note)
 

@@ -90,6 +90,17 @@ class SendQueue:
         self.ready.extend(message for message in ready if message.claim is None)
         return [message for message in ready if message.claim is not None]
 
+    def remove_first(self, most: int) -> list[Outgoing]:
+        """Remove up to `most` ready messages of the log, the first ones, and return them."""
+        removed: list[Outgoing] = []
+        for _ in range(len(self.ready)):
+            message = self.ready.popleft()
+            if message.claim is None and len(removed) < most:
+                removed.append(message)
+            else:
+                self.ready.append(message)
+        return removed
+
     def remove_all(self) -> list[Outgoing]:
         """Remove all messages, those that wait for their key among them; return them, highest offset first."""
         unsent = [*self.ready, *(self.keys.clear() if self.keys is not None else [])]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # it imports OpenTelemetry
 
 log = structlog.get_logger(__name__)
 
+# While the breaker is open, a message of the log leaves the retries' turn to a retry for this long: the relay may be
+# about to claim one.
+CLAIM_WITHIN_S = 1.0
+
 
 class SenderOwner(Protocol):
     """The stream that a sender delivers for."""
@@ -77,6 +81,8 @@ class Sender:
         self._limit, self._clock, self._tracing = options.limit, options.clock, options.tracing
         self._slots: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        # Until when the next probe is left to a retry.
+        self._left_until: float | None = None
         self._stopped = False
 
     @property
@@ -114,6 +120,12 @@ class Sender:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._retry)
 
+    def no_retry_due(self) -> None:
+        """Note that no retry was claimed: the next probe may be a message of the log."""
+        if self._left_until is not None:
+            self._left_until = 0.0
+            self.fill()
+
     def _retry(self) -> None:
         self._timer = None
         if self._breaker.open:
@@ -132,16 +144,30 @@ class Sender:
             most = self._paced(self.pacer, most)
         if most and self._breaker.open:
             self._breaker.probing(now)
+            self._left_until = None
         self.in_flight += most
         return [ready.popleft() for _ in range(most)]
 
     def _probe_room(self, now: datetime) -> int:
         if self.in_flight:
             return 0
-        wait_s = self._breaker.wait(now).total_seconds()
+        wait_s = self._breaker.wait(now).total_seconds() or self._left_to_retries_s()
         if wait_s:
             self.retry_in(wait_s)
         return int(not wait_s)
+
+    def _left_to_retries_s(self) -> float:
+        """Return how long a probe that is due is left to a retry.
+
+        Otherwise one message of the log that always fails would be every probe, and what failed with it would wait.
+        """
+        if self.ready[0].claim is not None or not self._breaker.prefers_retries(self.ready):
+            return 0.0
+        at = monotonic()
+        if self._left_until is None:
+            self._left_until = at + CLAIM_WITHIN_S
+            self._owner.probe_due()
+        return max(0.0, self._left_until - at)
 
     def _paced(self, pacer: AnyPacer, most: int) -> int:
         at = monotonic()

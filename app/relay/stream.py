@@ -12,7 +12,7 @@ from app.relay.outcomes import StreamOutcomes
 from app.relay.send_queue import SendQueue
 from app.relay.sender import Sender, SenderOptions
 from app.relay.stream_source import StreamContext, StreamSource
-from app.relay.window import WINDOW_LEAST, Window
+from app.relay.window import Window
 from app.store.relay.checkpoints import StartPosition
 from app.store.relay.log import Outgoing, takes
 from app.store.relay.results import NOTE, Batch
@@ -99,8 +99,7 @@ class Stream:
         """Return whether the log, whose last offset is `head`, has something to read and the stream has room for it."""
         if not self._reads or self.queue.full:
             return False
-        # An open breaker looks for a message that is well beyond those that failed.
-        stock = max(self._at_once, WINDOW_LEAST) if self.breaker.open else self._at_once
+        stock = self.outcomes.stock if self.breaker.open else self._at_once
         return self.window.is_behind(head) and len(self.queue.ready) < stock and self.window.has_room
 
     def claimant(self, now: datetime) -> Claimant | None:

@@ -9,6 +9,7 @@ from aiohttp import web
 from standardwebhooks import Webhook as Verifier
 
 from app.database.connection import Connection
+from app.policy.circuit_breaker import MESSAGES
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
@@ -61,7 +62,7 @@ async def test_a_message_without_an_answer_kills_no_other_one_of_its_batch(
             await released.wait()
         return web.Response(status=204)
 
-    sent = await publish(client, *(order(number) for number in range(4)))
+    sent = await publish(client, *(order(number) for number in range(2 * MESSAGES)))
     async with Responder(answer) as receiver:
         await subscribe(
             client,
@@ -70,16 +71,19 @@ async def test_a_message_without_an_answer_kills_no_other_one_of_its_batch(
             retry=[],
             timeout_s=1,
             max_in_flight=1,
-            destination={"type": "webhook", "url": receiver.url, "mode": "batch", "batch_max": 4},
+            destination={"type": "webhook", "url": receiver.url, "mode": "batch", "batch_max": 2 * MESSAGES},
         )
 
         async def settled() -> bool:
             runtime.clock.offset_s += 0.1
-            found = "select (select count(*) from receipt) + (select count(*) from dead_letter) = 4"
-            return bool(await db.fetchval(found))
+            found = "select (select count(*) from receipt) + (select count(*) from dead_letter) = $1"
+            assert await db.fetchval("select opened_at from checkpoint") is None
+            return bool(await db.fetchval(found, 2 * MESSAGES))
 
-        await turn_until(relay, runtime, settled)
-        released.set()
+        try:
+            await turn_until(relay, runtime, settled)
+        finally:
+            released.set()
     assert [row["offset"] for row in await db.fetch('select "offset" from dead_letter')] == [sent[2]]
     assert await db.fetchval("select max(attempts) from receipt") == 1
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.policy.circuit_breaker import MESSAGES
-from app.relay import window
+from app.relay import outcomes, window
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
@@ -210,3 +210,46 @@ async def test_operational_messages_go_only_to_subscriptions_of_reserved_topics(
         await turn_until(relay, runtime, lambda: everything.calls)
     assert [call.headers["ce-type"] for call in operator.calls] == ["halfnote.delivery.dead"]
     assert [call.headers["ce-type"] for call in everything.calls] == ["order"]
+
+
+async def test_what_failed_with_a_message_that_always_fails_is_probed_as_well(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    always = order(MESSAGES)
+    is_up = False
+
+    async def answer(call: Call) -> web.Response:
+        return web.Response(status=200 if is_up and call.json() != always["body"] else 500)
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, retry=[1] * 20, max_in_flight=1)
+        sent = await publish(client, *(order(number) for number in range(MESSAGES)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        # The only one in memory.
+        await publish(client, always)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > MESSAGES)
+        is_up = True
+        # The clock goes on as it is: the sender's own timer is the first to know that a probe is due.
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = $1 from receipt", MESSAGES))
+    assert sorted(row["offset"] for row in await db.fetch('select "offset" from receipt')) == sorted(sent)
+
+
+async def test_more_messages_that_fail_than_are_read_do_not_keep_it_open(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = 40
+    for module in (window, outcomes):
+        monkeypatch.setattr(module, "WINDOW_LEAST", 8)
+    async with Responder(poison(*range(failing))) as receiver:
+        await subscribe(client, receiver, retry=[1] * 20, max_in_flight=1)
+        await publish(client, *(order(number) for number in range(failing)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        [good] = await publish(client, order(failing))
+
+        async def closed() -> bool:
+            runtime.clock.offset_s += 31
+            return not await db.fetchval(OPEN)
+
+        await turn_until(relay, runtime, closed, within_s=30)
+        assert await db.fetchval('select array_agg("offset") from receipt') == [good]
+    assert await db.fetchval("select count(*) from dead_letter") == 0
