@@ -6,6 +6,8 @@ from typing import Any
 
 # The source of a column that holds the number, from 0, of an inner row in its row.
 NUMBER = "#"
+# From so many rows on a column of nulls is left out: below, looking for it takes as long as passing it.
+ROWS_LEAST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class RowArrays:
     With `each`, every row has inner rows in its attribute of that name. The arrays then have one element for each inner
     row. A source that begins with `each` and a dot is an attribute of the inner row; NUMBER is its number.
 
-    `arrays(rows, **given)` returns the arguments; `given` has the arrays that the rows do not hold, by column.
+    `arrays(rows, **given)` returns the arguments; `given` has the arrays that the rows do not hold, by column. Of many
+    rows, a column that is null in all of them is an empty array: `unnest` fills it up with nulls.
     """
 
     def __init__(self, *columns: Column, first: int = 1, each: str = "") -> None:
@@ -100,9 +103,18 @@ def _arrays(columns: Sequence[Column], each: str) -> Callable[..., list[Sequence
         arrays = f"*(zip(*{_tuples(read, each)}, strict=True) if rows else [()] * {len(read)})"
     first = "".join(f"{name}, " for name in given)
     compiled: Callable[..., list[Sequence[Any]]] = eval(  # noqa: S307 -- columns of ours
-        f"lambda rows, {'*, ' if given else ''}{first}: [{first}{arrays}]"
+        f"lambda rows, {'*, ' if given else ''}{first}: [{first}*without_nulls([{arrays}])]",
+        {"without_nulls": _without_nulls},
     )
     return compiled
+
+
+def _without_nulls(arrays: list[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Return the arrays with an empty one in place of each that has nulls alone."""
+    count = len(arrays[0])
+    if count < ROWS_LEAST:
+        return arrays
+    return [() if array[0] is None and array.count(None) == count else array for array in arrays]
 
 
 def _tuples(columns: Sequence[Column], each: str) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
+from app.database.array_encoding import ask_by_type
 from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
@@ -49,6 +50,8 @@ from set_config('jit', 'off', false),
 # where it pools statements.
 NO_SESSION = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 NO_TRANSACTIONS = "statement pooling mode"
+
+ask_by_type()
 
 # A host that fails so is passed over for the next one of the URL.
 NOT_CONNECTED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)

@@ -1,8 +1,13 @@
 """Columns that a statement takes as arrays: the `unnest`, the arguments and the column lists agree."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
-from app.database.columns import NUMBER, Column, Parameters, RowArrays, field_names, insert, same, selected
+import asyncpg
+import pytest
+
+from app.database.columns import NUMBER, ROWS_LEAST, Column, Parameters, RowArrays, field_names, insert, same, selected
+from app.database.connection import Connection
 from app.store.relay.log import Outgoing
 from app.store.relay.results import FIRST_TRIES, OUTCOMES, STREAMS
 
@@ -79,3 +84,23 @@ def test_the_settle_has_a_parameter_for_each_column() -> None:
     assert (STREAMS.first, FIRST_TRIES.first, OUTCOMES.first) == (3, STREAMS.next, FIRST_TRIES.next)
     assert set(FIRST_TRIES.names) < set(OUTCOMES.names)
     assert {"transaction_id", "position", "offset", "topic", "key", "claim"} <= set(field_names(Outgoing))
+
+
+@pytest.mark.parametrize("count", [1, ROWS_LEAST - 1, ROWS_LEAST, 100])
+async def test_a_column_of_nulls_is_filled_up_by_the_server(db: Connection, count: int) -> None:
+    columns = RowArrays(
+        Column("id", "int"), Column("never", "text"), Column("at_times", "text"), Column("last", "text")
+    )
+    rows = [SimpleNamespace(id=n, never=None, at_times="a" if n % 2 else None, last=None) for n in range(count)]
+    arrays = columns.arrays(rows)
+    assert len(arrays[1]) == len(arrays[3]) == (0 if count >= ROWS_LEAST else count)
+    found = await db.fetch(f"select * from {columns.unnest('a')}", *arrays)
+    assert [tuple(row) for row in found] == [(one.id, None, one.at_times, None) for one in rows]
+
+
+async def test_lists_and_tuples_are_arrays_and_nothing_else(db: Connection) -> None:
+    for array in ([1, None, 3], (1, None, 3)):
+        assert await db.fetchval("select $1::int[]", array) == [1, None, 3]
+    assert await db.fetchval("select $1::text[]", [["a", "b"], ["c", None]]) == [["a", "b"], ["c", None]]
+    with pytest.raises(asyncpg.DataError, match="sized iterable container"):
+        await db.fetchval("select $1::int[]", {1, 2})

@@ -68,6 +68,19 @@ def test_asyncpg_transport() -> None:
     assert not [name for name in inspect.signature(connect).parameters if "keepalive" in name]
 
 
+def test_asyncpg_arrays() -> None:
+    """app/database/array_encoding.py replaces what asyncpg asks of each element of an array.
+
+    Goes when asyncpg asks its elements by type.
+    """
+    from asyncpg.protocol import protocol
+
+    from app.database.array_encoding import ARRAYS, ask_by_type
+
+    ask_by_type()
+    assert protocol.IterableABC is ARRAYS
+
+
 def test_uvicorn_http_protocol() -> None:
     """app/server/http_protocol.py joins a response's writes, limits a request's time and size, and checks framing.
 
