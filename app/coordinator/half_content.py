@@ -2,7 +2,6 @@
 
 import binascii
 import re
-from datetime import UTC
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any
@@ -52,8 +51,7 @@ def half_of(request: HalfRequest | PlainRequest, settings: Settings, clock: Cloc
 
 def id_skew(transaction_id: UUID, settings: Settings, clock: Clock) -> IdTimeSkew | None:
     """Return the problem of an id whose time is too far from the coordinator's, or None."""
-    now = clock.now()
-    skew_s = id_ms(transaction_id) / 1000 - now.timestamp()
+    skew_s = id_ms(transaction_id) / 1000 - clock.time()
     if abs(skew_s) <= settings.id_skew_s:
         return None
     try:
@@ -63,7 +61,7 @@ def id_skew(transaction_id: UUID, settings: Settings, clock: Clock) -> IdTimeSke
     return IdTimeSkew(
         f"The id's time is {skew_s:+.0f} s from the coordinator's; {settings.id_skew_s} s are allowed. "
         "Set the producer's clock.",
-        coordinator_time=now.astimezone(UTC).isoformat(),
+        coordinator_time=clock.now().isoformat(),
         id_time=id_time,
         skew_s=round(skew_s, 3),
     )
