@@ -4,12 +4,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from halfnote.check import checked
+from halfnote.check import EACH_WITHIN_S, checked
 from halfnote.conversation import Conversation
 from halfnote.exchange import Call, Exchange, Raised, Request, asked
 from halfnote.listener import CheckListener
@@ -58,7 +58,9 @@ class Claiming:
             if self.clock() - began > INVISIBLE_S * LOOKED_AT_WITHIN:
                 log.warning("%d claimed checks took too long and are left to a later claim", len(checks) - count)
                 break
-            answer = yield from self._verdict(check)
+            # A local transaction that stays open for long must not hold up the answers to the others.
+            within_s = EACH_WITHIN_S if len(checks) > 1 else None
+            answer = yield from self._verdict(check, within_s)
             if answer is not None:
                 answers.append(answer)
                 count += 1
@@ -69,9 +71,9 @@ class Claiming:
             yield from self._posted(answers)
         return count
 
-    def _verdict(self, check: Mapping[str, Any]) -> Exchange[dict[str, Any] | None]:
-        """Ask the listener; None if it has no answer now."""
-        transaction = checked(check, self.wall())
+    def _verdict(self, check: Mapping[str, Any], within_s: float | None) -> Exchange[dict[str, Any] | None]:
+        """Ask the listener; None if it has no answer now. `within_s`: for the listener's own waits."""
+        transaction = replace(checked(check, self.wall()), within_s=within_s)
         came = yield Call(partial(self.listener.check_local, transaction), waits=True)
         if isinstance(came, Raised):
             log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)

@@ -21,6 +21,7 @@ from halfnote import (
     Verdict,
 )
 from halfnote.barrier import AsyncBarrier
+from halfnote.check import EACH_WITHIN_S
 from halfnote.check_answering import SYNC_WAIT_S
 from halfnote.claiming import LONGEST_PAUSE_S, paused_s
 from halfnote.databases.asyncpg import Asyncpg
@@ -257,6 +258,15 @@ async def test_a_listener_that_breaks_its_contract_leaves_the_check(wrong: Any) 
     async with TransactionProducer(URL, group="shop", transport=scripted.transport()) as producer:
         assert await producer.answer_due_checks(Says(said)) == 0
     assert scripted.asked(ANSWERS) == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_one_of_many_checks_waits_a_short_time_only(count: int) -> None:
+    taken = answer(200, {"answer_by": "2026-11-21T08:01:00Z", "checks": [CHECK] * count})
+    scripted, listener = Scripted({CLAIM: [taken, NOTHING], ANSWERS: [answer(200, {"outcomes": []})]}), Says()
+    async with TransactionProducer(URL, group="shop", transport=scripted.transport()) as producer:
+        assert await producer.answer_due_checks(listener) == count
+    assert [one.within_s for one in listener.asked] == ([None] if count == 1 else [EACH_WITHIN_S] * count)
 
 
 async def test_refusals_are_raised_where_a_caller_waits() -> None:
