@@ -11,7 +11,7 @@ from app.database.connection import Connection, connect
 from app.ids import id_day, uuid7
 from app.migrate import ensure_days, migrate
 from app.store.checkback.requests import ASK_NOW
-from app.store.coordinator.halves import INSERT_HALF, INSERT_HALVES, STORED_HALVES
+from app.store.coordinator.halves import INSERT_HALF, INSERT_HALVES, INSERT_SINGLE_HALVES, STORED_HALVES
 from app.store.coordinator.ops import CHECKS, READ_RECORDED, RECORD_END, RECORD_ENDS, RECORD_ENDS_OF_CHECKS
 from app.store.retention.days import partition_name
 from tests.conftest import register_group
@@ -158,14 +158,15 @@ async def test_reading_stored_halves_probes_the_ids_own_days(full: Connection, c
 
 @both_plans
 @batches
-async def test_storing_halves_reads_no_big_table(full: Connection, count: int, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [INSERT_HALVES, INSERT_SINGLE_HALVES], ids=["any", "single"])
+async def test_storing_halves_reads_no_big_table(full: Connection, statement: str, count: int, generic: bool) -> None:
     ids = sorted(uuid7(datetime.now(UTC)) for _ in range(count))
     size = len(ids)
     none = [None] * size
     types = ["uuid[]", "smallint[]", *["text[]"] * 4, "jsonb[]", "text[]", "bytea[]", "bytea[]", "float8[]", "bytea[]"]
     found = await scans(
         full,
-        INSERT_HALVES,
+        statement,
         [*types, "jsonb[]", "jsonb[]", "int[]", "text[]", "uuid[]", "timestamptz", "text[]"],
         [
             *[ids, [0] * size, ["shop"] * size, ["order"] * size, none, none, none, ["application/json"] * size],
@@ -201,3 +202,27 @@ async def test_storing_a_lone_half_reads_no_big_table(full: Connection, generic:
     )
     assert big(found) == []
     assert {scan.table for scan in found} <= {"producer_group"}
+
+
+@both_plans
+async def test_days_that_are_gone_cost_an_end_nothing(full: Connection, generic: bool) -> None:
+    await full.execute(
+        "insert into day (day, low, high, state, changed_at) select "
+        "current_date - 1000 + n, lpad(to_hex(n), 32, '0')::uuid, lpad(to_hex(n + 1), 32, '0')::uuid, 'gone', now() "
+        "from generate_series(1, 400) n"
+    )
+    await full.execute("analyze day")
+    # As on the connections that look up rows by key.
+    await full.execute("set enable_seqscan = off")
+    ids = [row[0] for row in await full.fetch("select transaction_id from half order by 1 desc limit 50")]
+    later = await full.fetchval("select count(*) from day where high > $1", ids[-1])
+    now, size = datetime.now(UTC), len(ids)
+    many = [sorted(ids), ["shop"] * size, [1] * size, [0] * size, [None] * size, [None] * size, [False] * size, now]
+    kinds = ["uuid[]", "text[]", "smallint[]", "smallint[]", "text[]", "text[]", "bool[]", "timestamptz"]
+    one = ["uuid", "text", "smallint", "smallint", "text", "text", "timestamptz"]
+    for statement, types, arguments in (
+        (RECORD_ENDS, kinds, many),
+        (RECORD_END, one, [ids[0], "shop", 1, 0, None, None, now]),
+    ):
+        found = await scans(full, statement, types, arguments, generic=generic)
+        assert 0 < sum(scan.rows for scan in found if scan.table == "day") <= later

@@ -45,28 +45,40 @@ _OTHER = same("transaction_id", "position", "producer_group", *_MESSAGE, "tracep
     "first_check_at": "f.first_check_at",
 }
 
+
 # `first` stores position 0. `rest` stores the other positions of ids that `first` returned; otherwise a repeat with
 # more messages would mix two requests in one transaction. ON CONFLICT waits for a concurrent insert of the same id and
 # then does nothing, so one request wins. Ids are sorted, so two flushes never deadlock. The join with producer_group
 # (small, by primary key) makes a new group valid on every replica at once, and gives the check immunity.
-INSERT_HALVES = f"""
-with asked as materialized (
-  select * from {HALVES.unnest("a")}
-), first as (
-  {insert("half", _FIRST, "from asked a join producer_group g on g.name = a.producer_group and g.deleted_at is null")}
+def _insert_halves(asked: str, rows: str, rest: str) -> str:
+    group = "join producer_group g on g.name = a.producer_group and g.deleted_at is null"
+    return f"""
+with {asked}first as (
+  {insert("half", _FIRST, f"from {rows} {group}")}
   where a.position = 0
   order by a.transaction_id
   on conflict do nothing
   returning transaction_id, first_check_at
-), rest as (
-  {insert("half", _OTHER, "from asked a join first f using (transaction_id) where a.position > 0")}
-), named as (
+), {rest}named as (
   insert into topic (name, first_seen_at)
   select name, {_NOW} from unnest({_TOPICS}) as t(name) order by name
   on conflict do nothing
 )
 select transaction_id, first_check_at from first
 """  # noqa: S608 -- constants
+
+
+INSERT_HALVES = _insert_halves(
+    f"""asked as materialized (
+  select * from {HALVES.unnest("a")}
+), """,  # noqa: S608 -- a constant
+    "asked a",
+    f"""rest as (
+  {insert("half", _OTHER, "from asked a join first f using (transaction_id) where a.position > 0")}
+), """,
+)
+# The same for halves with one message each, which almost all are: the arrays are read once.
+INSERT_SINGLE_HALVES = _insert_halves("", HALVES.unnest("a"), "")
 
 # INSERT_HALVES for one half with one message whose topic is known, because one caller is faster without arrays. Its
 # parameters are in the order of `_insert_half`: generated arguments take twice the time.
@@ -171,7 +183,8 @@ async def insert_batch(
     connection: Connection, halves: Sequence[Half], topics: Sequence[str], now: datetime
 ) -> dict[UUID, datetime]:
     """Store halves as `insert_halves` does, always by the statement for batches."""
-    stored = await connection.fetch(INSERT_HALVES, *HALVES.arrays(halves), now, topics)
+    statement = INSERT_SINGLE_HALVES if all(len(half.messages) == 1 for half in halves) else INSERT_HALVES
+    stored = await connection.fetch(statement, *HALVES.arrays(halves), now, topics)
     return {transaction_id: first_check_at for transaction_id, first_check_at in stored}  # noqa: C416
 
 

@@ -54,9 +54,9 @@ def _found(values: Mapping[str, str]) -> str:
 
 
 # One autocommit statement. Its parts run in this order:
-# 1. `known` looks up each id in half by primary key, each in its own partition (LATERAL … OFFSET 0), and in the day
-#    table, because a day that is being archived takes no more verdicts. `position < 1` and not `= 0`: with `= 0`, a
-#    plan that was made over an empty day could scan all of half_first_check, which holds only position 0.
+# 1. `known` looks up each id in half by primary key, each in its own partition (LATERAL … OFFSET 0). It has a row for
+#    each message, so that the messages of a commit need no second look-up. A day that is being archived takes no more
+#    verdicts: `closed` has such days between the first and the last id, which almost always are none.
 # 2. `decided` inserts op rows in id order, so two flushes never deadlock. A conflict means that another verdict is
 #    recorded.
 # 3. `locked` takes the offset lock, only if anything was committed and only after every op row is in. The count forces
@@ -68,19 +68,21 @@ def _record_ends(decided_by: str, checks: str = "", answered: str = "") -> str:
     return f"""
 with asked as materialized (
   select * from {ENDS.unnest("a", ordinality="n")}
+), closed as materialized (
+  select low, high from day
+  where high > ($1::uuid[])[1] and low <= ($1::uuid[])[cardinality($1::uuid[])] and state <> 'open'
 ), known as materialized (
-  select a.*, h.producer_group as owner, h.traceparent as half_traceparent, {decided_by},
-    not exists (
-      select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state <> 'open'
-    ) as open
+  select a.*, h.producer_group as owner, h.traceparent as half_traceparent, {decided_by}, h.position, h.topic, h.key,
+    h.tag, h.deliver_after_s,
+    not exists (select from closed d where d.low <= a.transaction_id and d.high > a.transaction_id) as open
   from asked a left join lateral (
-    select producer_group, traceparent from half h
-    where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+    select producer_group, traceparent, position, topic, key, tag, deliver_after_s from half h
+    where h.transaction_id = a.transaction_id offset 0
   ) h on true {checks}
 ), decided as (
   insert into op (transaction_id, verdict, source, actor, reason, decided_at)
   select transaction_id, verdict, decided_by, actor, reason, {_RECORDED_AT}
-  from known where owner = coalesce(producer_group, owner) and open
+  from known where position = 0 and owner = coalesce(producer_group, owner) and open
   order by transaction_id
   on conflict do nothing
   returning transaction_id, verdict, source, decided_at
@@ -92,12 +94,9 @@ with asked as materialized (
   select transaction_id, position, nextval('outbox_offset'), topic, key, tag,
     at + make_interval(secs => deliver_after_s), at
   from (
-    select m.*, l.at
-    from locked l, decided d join known k using (transaction_id), lateral (
-      select h.transaction_id, h.position, h.topic, h.key, h.tag, h.deliver_after_s
-      from half h where h.transaction_id = d.transaction_id offset 0
-    ) m
-    where d.verdict = 1 order by k.n, m.position
+    select k.transaction_id, k.position, k.topic, k.key, k.tag, k.deliver_after_s, l.at
+    from locked l, decided d join known k using (transaction_id)
+    where d.verdict = 1 order by k.n, k.position
   ) o
   returning transaction_id, position, topic, "offset", committed_at
 ){answered}
@@ -108,8 +107,8 @@ select {
             | same("position", "topic", "offset", "committed_at", of="s")
         )
     }
-from known k left join decided d using (transaction_id) left join sent s using (transaction_id)
-order by k.n, s.position
+from known k left join decided d using (transaction_id) left join sent s using (transaction_id, position)
+where s.position is not null or coalesce(k.position, 0) = 0
 """  # noqa: S608 -- constants
 
 
@@ -132,7 +131,7 @@ RECORD_ENDS_OF_CHECKS = _record_ends(
     case when c.transaction_id is null then d.verdict else c.verdict end, 1, c.url, c.status, c.duration_ms, c.error,
     c.response
   from decided d join known k using (transaction_id) left join {CHECKS.unnest("c")} using (transaction_id)
-  where c.transaction_id is not null or (k.source = 0 and d.source = 1)
+  where k.position = 0 and (c.transaction_id is not null or (k.source = 0 and d.source = 1))
   order by d.transaction_id
 )""",  # noqa: S608 -- constants
 )
@@ -322,7 +321,7 @@ async def read_recorded(connection: Connection, ends: Sequence[End], now: dateti
 
 
 def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
-    """Gather FOUND rows (one for each message, ordered) into one Recorded for each id.
+    """Gather FOUND rows (one for each message) into one Recorded for each id.
 
     `decided_now`: a verdict in these rows was recorded by the statement that returned them.
     """
@@ -333,7 +332,8 @@ def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
             messages = (RecordedMessage(position, topic, offset, at),)
         before = found.get(transaction_id)
         if before is not None:
-            messages = before.messages + messages
+            # The statements return them in any order.
+            messages = tuple(sorted(before.messages + messages))
         fresh = decided_now and verdict is not None
         found[transaction_id] = Recorded(
             owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], decided_at, messages, fresh, half_trace

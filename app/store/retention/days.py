@@ -21,7 +21,7 @@ DAYS = f"select {COLUMNS} from day order by day"  # noqa: S608 -- names of colum
 # A person who ends a day by hand may set its state alone.
 HELD_DAYS = f"select {COLUMNS} from day where held <> '{{}}' and state <> 'gone' order by day"  # noqa: S608
 
-# Served by day_low. The row contains the whole id range of the day, so one probe answers for any id.
+# Served by day_high. The row contains the whole id range of the day, so one probe answers for any id.
 DAY_OF = f"select {COLUMNS} from day where low <= $1 and high > $1 order by low desc"  # noqa: S608
 
 # Safe under concurrency: the first insert wins. The row is written after the partitions, so a day on record has them.
