@@ -289,9 +289,11 @@ class Assignments:
         if not await checkpoints.free_claims(connection, source.lease, shard):
             return False
         if subscription.ordered is Ordered.KEY:
-            stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
+            # Dead letters first: one that a person redelivers between the two reads has its row in the second one. Read
+            # the other way round, neither would have it, and a later message of its key could pass it.
             holds = subscription.on_dead is OnDead.HOLD
             dead = await checkpoints.dead_keys(connection, shard) if holds else frozenset[str]()
+            stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
             start = replace(start, stored=stored, dead=dead)
         stream = Stream(self._context, source, destination, until, start, self._pacer(source))
         self.streams[shard] = stream

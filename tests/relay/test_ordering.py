@@ -3,8 +3,9 @@
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from app.relay.key_order import HELD_MOST
 from app.relay.loop import Relay
 from app.relay.window import WINDOW_MOST
 from app.runtime.state import Runtime
+from app.store.relay import checkpoints
 from app.store.retention import days
 from app.store.retention.day_dead_letters import RowPlace, bury_retries
 from app.store.subscriptions import subscriptions
@@ -283,6 +285,37 @@ async def test_a_message_that_is_redelivered_by_a_clock_that_is_ahead_is_not_pas
         runtime.clock.offset_s += 3
         await turn_until(relay, runtime, receipts(db, 2))
     assert by_key(receiver.calls)["k"] == [dead, dead, later]
+
+
+async def test_a_message_that_is_redelivered_while_a_new_holder_opens_its_shard_is_not_passed(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
+        [dead] = await publish(client, keyed("k", 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        await relay.drain(runtime)
+        receiver.status = 200
+        later = await publish(client, keyed("k", 2))
+        both = checkpoints.dead_keys, checkpoints.stored_keys
+        reads = []
+
+        def then_redelivered(read: Callable[..., Any]) -> Callable[..., Any]:
+            async def reading(*arguments: Any) -> Any:
+                found = await read(*arguments)
+                reads.append(read)
+                if len(reads) == 1:
+                    wanted = {"filter": {"subscription": "mailer"}, "reason": "again", "dry_run": False}
+                    assert (await client.post("/dead-letters/redeliver", json=wanted)).status_code == 200
+                return found
+
+            return reading
+
+        for read in both:
+            monkeypatch.setattr(checkpoints, read.__name__, then_redelivered(read))
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert set(reads) == set(both)
+    assert by_key(receiver.calls)["k"] == [dead, dead, *later]
 
 
 async def test_a_delayed_message_is_ordered_from_its_due_time(
