@@ -13,7 +13,7 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.relay.key_order import HELD_MOST
-from app.relay.loop import Relay
+from app.relay.loop import RETRY_LEASE, Relay
 from app.relay.window import WINDOW_MOST
 from app.runtime.state import Runtime
 from app.store.relay import checkpoints
@@ -371,6 +371,31 @@ async def test_what_is_sent_again_after_a_takeover_arrives_in_order(
         received = by_key(receiver.calls)[f"k{number}"]
         assert received == sorted(received)
         assert sorted(set(received)) == sent[number::4]
+
+
+@pytest.mark.parametrize("fields", [{}, {"expire_after_s": 600}], ids=["plain", "expiring"])
+async def test_retries_of_a_key_that_are_sent_for_longer_than_their_claim_are_sent_once(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, fields: dict[str, Any]
+) -> None:
+    messages, claimed_for, down = 8, RETRY_LEASE.total_seconds(), True
+
+    async def slow(call: Call) -> web.Response:
+        if down:
+            return web.Response(status=500)
+        runtime.clock.offset_s += claimed_for / messages * 2
+        return web.Response()
+
+    async with Responder(slow) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10], **fields)
+        sent = await publish(client, *(keyed("k", number) for number in range(messages)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = $1 from delivery_retry", messages))
+        down = False
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > messages)
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 0 from delivery_retry"))
+    assert by_key(receiver.calls)["k"] == [sent[0], *sent]
+    assert await db.fetchval("select count(*) from receipt") == messages
+    assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
 @pytest.mark.slow
