@@ -100,6 +100,7 @@ class Assignments:
         if is_renewing:
             await self._claim_beyond_share(connection, desired.shards, len(live) >= share, now)
         await self._update_replays(connection, desired.replays, now)
+        await self._make_room(connection)
         await self._free_dead_keys(connection)
         await self._store_rates(connection, now)
         self._runtime.wake_ups.elsewhere = self._elsewhere(desired)
@@ -288,9 +289,11 @@ class Assignments:
         if not await checkpoints.free_claims(connection, source.lease, shard):
             return False
         if subscription.ordered is Ordered.KEY:
-            stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
+            # Dead letters first: one that a person redelivers between the two reads has its row in the second one. Read
+            # the other way round, neither would have it, and a later message of its key could pass it.
             holds = subscription.on_dead is OnDead.HOLD
             dead = await checkpoints.dead_keys(connection, shard) if holds else frozenset[str]()
+            stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
             start = replace(start, stored=stored, dead=dead)
         stream = Stream(self._context, source, destination, until, start, self._pacer(source))
         self.streams[shard] = stream
@@ -349,6 +352,19 @@ class Assignments:
     def _live_of(self, shard: Shard) -> Stream | None:
         live = self.streams.get(replace(shard, replay=0))
         return None if live is None or live.closing or live.lost else live
+
+    async def _make_room(self, connection: Connection) -> None:
+        """Let full streams forget the rows that upkeep removed with their day: else they would read nothing more."""
+        for shard, stream in self.streams.items():
+            keys = stream.queue.keys
+            if keys is None or not keys.full:
+                continue
+            # What is to be stored has no row before its settle, and no settle runs during a refresh. A claimed message
+            # has its row until its settle; if upkeep removed it, its key stays busy all the same.
+            settled = keys.stored_offsets() - stream.outcomes.buffer.offsets
+            until = self._runtime.clock.now() + CLOCKS_APART
+            stored = await checkpoints.stored_keys(connection, shard, until)
+            keys.removed(settled.difference(*stored.values()))
 
     async def _free_dead_keys(self, connection: Connection) -> None:
         """Free the keys whose dead letters a person redelivered or discarded."""

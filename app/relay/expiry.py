@@ -19,7 +19,8 @@ from app.verdicts import DeadLetterReason
 
 # How many parts of the log one turn reads.
 SPANS_AT_ONCE = 5
-# A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
+# A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
+# claim. A new holder of the shard frees it at once.
 CLAIM_FOR = timedelta(minutes=15)
 
 

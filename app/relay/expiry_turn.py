@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from app.relay.assignments import Assignments
+from app.relay.expiry import CLAIM_FOR
 from app.relay.lost_claims import closing_if_lost
 from app.runtime.state import Runtime
 from app.store.relay.announcements import announce
@@ -20,7 +21,7 @@ async def expire(runtime: Runtime, assignments: Assignments, now: datetime) -> N
                 # Each is committed by itself, so the stream knows of the first before the second.
                 with closing_if_lost(connection, [stream], assignments.close):
                     claimed = await claim(connection, now)
-                stream.expire(claimed, now)
+                stream.expire(claimed, now + CLAIM_FOR, now)
             stream.expire_unsent(now)
         approaching = expiry.approaching(now)
         if approaching is not None:

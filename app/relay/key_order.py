@@ -132,6 +132,21 @@ class KeyOrder:
             for offset in stored.get(key, ()):
                 self._store(key, offset)
 
+    def stored_offsets(self) -> set[int]:
+        """Return the offsets that have a row in delivery_retry, or will have one after the next settle."""
+        return {offset for offsets in self._stored.values() for offset in offsets}
+
+    def removed(self, offsets: Collection[int]) -> None:
+        """Note that upkeep removed these rows of delivery_retry, and made dead letters of them.
+
+        With `hold_dead` their keys are dead until `freed`, because dead letters stop them now.
+        """
+        for key in [key for key, stored in self._stored.items() if not stored.isdisjoint(offsets)]:
+            for offset in self._stored[key].intersection(offsets):
+                self._unstore(key, offset)
+            if self._hold_dead:
+                self.dead.add(key)
+
     def has_stored(self, key: str | None) -> bool:
         """Return whether delivery_retry has more of a key."""
         return key in self._stored

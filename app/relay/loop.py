@@ -43,7 +43,8 @@ BURST = 3
 # How often assignments are refreshed, and how often due retries are claimed.
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
-# A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
+# A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
+# claim. A new holder of the shard frees it at once.
 RETRY_LEASE = timedelta(minutes=15)
 # Windows that are read at once; few, because the connection pool serves the API as well.
 CONNECTIONS = 3
@@ -214,12 +215,11 @@ class Relay:
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
-            claimed = (
-                await claim_retries(connection, runtime.owner, claimants, now + RETRY_LEASE, now) if claimants else []
-            )
+            until = now + RETRY_LEASE
+            claimed = await claim_retries(connection, runtime.owner, claimants, until, now) if claimants else []
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:
-                stream.retry(messages)
+                stream.retry(messages, until, now)
             else:
                 stream.sender.no_retry_due()
         # If all room was used, more may be due, so the next turn claims again.

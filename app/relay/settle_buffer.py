@@ -43,6 +43,11 @@ class SettleBuffer:
         """Whether outcomes are recorded by an earlier settle than those that are added now."""
         return bool(self.settling or self.repeated)
 
+    @property
+    def offsets(self) -> set[int]:
+        """The offsets of the messages whose outcomes are not recorded."""
+        return {one.message.offset for part in (self.finished, self.settling, self.repeated) for one in part}
+
     def __len__(self) -> int:
         return len(self.finished) + len(self.settling) + len(self.repeated)
 

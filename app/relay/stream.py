@@ -6,6 +6,7 @@ from datetime import datetime
 from app.destinations.base import Destination
 from app.policy.rate_limiter import AnyPacer
 from app.relay.breaker_control import BreakerControl
+from app.relay.claimed_retries import ClaimedRetries
 from app.relay.expiry import Expiry, expiry_of
 from app.relay.key_order import KeyOrder
 from app.relay.outcomes import StreamOutcomes
@@ -48,6 +49,7 @@ class Stream:
         self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
         self.window = Window(source, start.offset, start.settled_to, self._at_once)
         self.expiry = expiry_of(source, self.window)
+        self._claimed = ClaimedRetries()
         self.breaker = BreakerControl(subscription.name, context.metrics, start.breaker)
         replay = source.shard.replay
         self.outcomes = StreamOutcomes(
@@ -206,18 +208,23 @@ class Stream:
         self.accept_window([message for message in new if takes(route, message)], last, now)
         return self.position >= last
 
-    def retry(self, messages: Sequence[Outgoing]) -> None:
-        """Take messages that were claimed from delivery_retry; they go before new ones."""
+    def retry(self, claimed: Sequence[Outgoing], until: datetime, now: datetime) -> None:
+        """Take messages that were claimed from delivery_retry until a time; they go before new ones."""
+        messages = self._claimed.take(claimed, until, now)
         self.outcomes.unsettled_retries += len(messages)
         self.outcomes.unsettled_retry_bytes += sum(len(message.body) for message in messages)
         self.queue.admit_retries(messages)
         self.sender.fill()
 
-    def expire(self, claimed: Sequence[tuple[Outgoing, DeadLetterReason, str | None]], now: datetime) -> None:
-        """Queue dead letters for claimed retries."""
-        self.outcomes.unsettled_retries += len(claimed)
+    def expire(
+        self, claimed: Sequence[tuple[Outgoing, DeadLetterReason, str | None]], until: datetime, now: datetime
+    ) -> None:
+        """Queue dead letters for retries that were claimed until a time, but not for those that are being sent."""
+        new = {message.offset for message in self._claimed.take((message for message, _, _ in claimed), until, now)}
+        self.outcomes.unsettled_retries += len(new)
         for message, reason, error in claimed:
-            self.outcomes.expire(message, reason, now, queued=False, error=error)
+            if message.offset in new:
+                self.outcomes.expire(message, reason, now, queued=False, error=error)
 
     def expire_unsent(self, now: datetime) -> None:
         """Queue dead letters for messages in memory that must not wait any longer. What is being sent is finished."""
@@ -275,6 +282,7 @@ class Stream:
         If the topics or filters have changed, the stored checkpoint stayed, and this stream is about to be closed. It
         may end all the same: the next one starts at the stored checkpoint.
         """
+        self._claimed.settled(self.outcomes.buffer.settling)
         self.outcomes.recorded()
         if target is not None:
             self.window.checkpoint_moved(target, now)

@@ -32,6 +32,7 @@ class KeysModel(RuleBasedStateMachine):
         self.stored: dict[int, str] = {}
         self.claimed: set[int] = set()
         self.done: dict[str, list[int]] = {}
+        self.removed: set[int] = set()
 
     @rule(key=st.sampled_from("ab"))
     def read(self, key: str) -> None:
@@ -60,8 +61,20 @@ class KeysModel(RuleBasedStateMachine):
     def fails(self, data: st.DataObject) -> None:
         one = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
         for back in (one, *self.keys.postponed(one)):
-            self.stored[back.offset] = str(back.key)
+            # A claimed message whose row is removed is not stored again.
+            if back.claim is None or back.offset in self.stored:
+                self.stored[back.offset] = str(back.key)
             self.claimed.discard(back.offset)
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def upkeep_removes(self, data: st.DataObject) -> None:
+        """Claimed rows are among them, whose messages are in flight or wait in memory."""
+        for offset in data.draw(st.sets(st.sampled_from(sorted(self.stored)))):
+            del self.stored[offset]
+            self.claimed.discard(offset)
+            self.removed.add(offset)
+        self.keys.removed(self.keys.stored_offsets() - self.stored.keys())
 
     @rule(key=st.sampled_from("ab"), limit=st.integers(1, 3))
     def claim(self, key: str, limit: int) -> None:
@@ -102,7 +115,9 @@ class KeysModel(RuleBasedStateMachine):
                 self.claim(key, 3)
             if not self.in_flight:
                 break
-        assert sorted(offset for offsets in self.done.values() for offset in offsets) == list(range(1, self.offset + 1))
+        done = [offset for offsets in self.done.values() for offset in offsets]
+        assert len(set(done)) == len(done)
+        assert set(done) | self.removed == set(range(1, self.offset + 1))
 
 
 KeysModel.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
@@ -163,3 +178,22 @@ def test_what_is_new_waits_for_a_redelivered_message_that_is_not_claimed_yet() -
     keys.settled(claimed)
     assert keys.admit(message(5, "k")) is Admission.HOLD
     assert keys.admit(held) is Admission.GO
+
+
+def test_rows_that_upkeep_removed_hold_nothing() -> None:
+    keys = KeyOrder({"k": [1, 2], "other": [3]})
+    keys.removed({1, 2})
+    assert keys.stored_offsets() == {3}
+    assert keys.admit(message(4, "k")) is Admission.GO
+    assert keys.admit(message(5, "other")) is Admission.HOLD
+
+
+def test_dead_letters_that_upkeep_made_stop_their_key_until_it_is_freed() -> None:
+    keys = KeyOrder({"k": [1, 2], "other": [3]}, hold_dead=True)
+    keys.removed({1})
+    assert keys.dead == {"k"}
+    keys.removed({2})
+    assert keys.admit(message(4, "k")) is Admission.HOLD
+    keys.removed({4})
+    keys.freed({"k"}, {})
+    assert keys.admit(message(5, "k")) is Admission.GO

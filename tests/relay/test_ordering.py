@@ -3,8 +3,9 @@
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -12,11 +13,16 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.relay.key_order import HELD_MOST
-from app.relay.loop import Relay
+from app.relay.loop import RETRY_LEASE, Relay
 from app.relay.window import WINDOW_MOST
 from app.runtime.state import Runtime
+from app.store.relay import checkpoints
+from app.store.retention import days
+from app.store.retention.day_dead_letters import RowPlace, bury_retries
+from app.store.subscriptions import subscriptions
 from tests.relay.test_kills import FILL
 from tests.support.check_responder import Call, Responder
+from tests.support.load import until
 from tests.support.relay_stepping import order, publish, step, subscribe, turn_until
 
 
@@ -36,11 +42,25 @@ def by_key(calls: list[Call]) -> dict[str, list[int]]:
 
 
 def receipts(db: Connection, count: int) -> object:
-    return lambda: db.fetchval("select count(*) >= $1 from receipt", count)
+    return lambda: db.fetchval("select count(*) >= $1 from receipt where outcome = 'delivered'", count)
 
 
 def keyed(key: str, number: int = 0, **fields: object) -> dict[str, object]:
     return {**order(number), "key": key, **fields}
+
+
+async def remove_retries(db: Connection, runtime: Runtime) -> None:
+    """Make dead letters of all retries, as a removal of their day by force does."""
+    day = await days.day_of(db, await db.fetchval("select transaction_id from delivery_retry limit 1"))
+    [subscription] = await subscriptions.page(db, "", 10)
+    assert day is not None
+    await bury_retries(db, day, subscription, RowPlace.before(day, 0), runtime.clock.now())
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def drop_dead_letters(client: httpx.AsyncClient) -> None:
+    wanted = {"filter": {"subscription": "mailer"}, "reason": "too old", "dry_run": False}
+    assert (await client.request("DELETE", "/dead-letters", json=wanted)).status_code == 200
 
 
 async def test_one_message_of_a_key_at_a_time_and_keys_in_parallel(
@@ -181,6 +201,68 @@ async def test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_gone(
     assert by_key(receiver.calls)["k"] == [sent[0], sent[1], sent[2], sent[4], *later]
 
 
+async def test_with_rows_that_upkeep_removed_a_shard_that_held_the_most_reads_on(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
+        [dead, *_] = await publish(client, *(keyed("k", number) for number in range(4)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 3 from delivery_retry"))
+        assert all(stream.queue.full for stream in relay.streams.values())
+        await remove_retries(db, runtime)
+        await drop_dead_letters(client)
+        receiver.status = 200
+        later = await publish(client, keyed("other", 5), keyed("k", 6))
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert by_key(receiver.calls) == {"k": [dead, later[1]], "other": [later[0]]}
+
+
+async def test_with_on_dead_hold_the_dead_letters_that_upkeep_made_hold_their_key(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[3600])
+        [tried, *_] = await publish(client, *(keyed("k", number) for number in range(3)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 3 from delivery_retry"))
+        await remove_retries(db, runtime)
+        receiver.status = 200
+        later = await publish(client, keyed("other", 4), keyed("k", 5))
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, receipts(db, 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        assert by_key(receiver.calls) == {"k": [tried], "other": [later[0]]}
+        await drop_dead_letters(client)
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert by_key(receiver.calls) == {"k": [tried, later[1]], "other": [later[0]]}
+
+
+async def test_a_shard_that_holds_the_most_does_not_forget_what_is_not_stored_yet(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10])
+        sent = await publish(client, *(keyed("k", number) for number in range(3)))
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 1)
+        [stream] = relay.streams.values()
+        await until(lambda: len(stream.outcomes.buffer) == 3)
+        assert await db.fetchval("select count(*) from delivery_retry") == 0
+        receiver.status = 200
+        # The next turn begins with a refresh and settles after it.
+        later = await publish(client, keyed("k", 4))
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) >= 3 from delivery_retry"))
+        for _ in range(3):
+            await step(relay, runtime)
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, receipts(db, 4))
+    assert by_key(receiver.calls)["k"] == [sent[0], *sent, *later]
+
+
 async def test_a_message_that_is_redelivered_by_a_clock_that_is_ahead_is_not_passed(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
@@ -203,6 +285,37 @@ async def test_a_message_that_is_redelivered_by_a_clock_that_is_ahead_is_not_pas
         runtime.clock.offset_s += 3
         await turn_until(relay, runtime, receipts(db, 2))
     assert by_key(receiver.calls)["k"] == [dead, dead, later]
+
+
+async def test_a_message_that_is_redelivered_while_a_new_holder_opens_its_shard_is_not_passed(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
+        [dead] = await publish(client, keyed("k", 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        await relay.drain(runtime)
+        receiver.status = 200
+        later = await publish(client, keyed("k", 2))
+        both = checkpoints.dead_keys, checkpoints.stored_keys
+        reads = []
+
+        def then_redelivered(read: Callable[..., Any]) -> Callable[..., Any]:
+            async def reading(*arguments: Any) -> Any:
+                found = await read(*arguments)
+                reads.append(read)
+                if len(reads) == 1:
+                    wanted = {"filter": {"subscription": "mailer"}, "reason": "again", "dry_run": False}
+                    assert (await client.post("/dead-letters/redeliver", json=wanted)).status_code == 200
+                return found
+
+            return reading
+
+        for read in both:
+            monkeypatch.setattr(checkpoints, read.__name__, then_redelivered(read))
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert set(reads) == set(both)
+    assert by_key(receiver.calls)["k"] == [dead, dead, *later]
 
 
 async def test_a_delayed_message_is_ordered_from_its_due_time(
@@ -258,6 +371,31 @@ async def test_what_is_sent_again_after_a_takeover_arrives_in_order(
         received = by_key(receiver.calls)[f"k{number}"]
         assert received == sorted(received)
         assert sorted(set(received)) == sent[number::4]
+
+
+@pytest.mark.parametrize("fields", [{}, {"expire_after_s": 600}], ids=["plain", "expiring"])
+async def test_retries_of_a_key_that_are_sent_for_longer_than_their_claim_are_sent_once(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, fields: dict[str, Any]
+) -> None:
+    messages, claimed_for, down = 8, RETRY_LEASE.total_seconds(), True
+
+    async def slow(call: Call) -> web.Response:
+        if down:
+            return web.Response(status=500)
+        runtime.clock.offset_s += claimed_for / messages * 2
+        return web.Response()
+
+    async with Responder(slow) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10], **fields)
+        sent = await publish(client, *(keyed("k", number) for number in range(messages)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = $1 from delivery_retry", messages))
+        down = False
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > messages)
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 0 from delivery_retry"))
+    assert by_key(receiver.calls)["k"] == [sent[0], *sent]
+    assert await db.fetchval("select count(*) from receipt") == messages
+    assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ HASH = (
 
 @dataclass(slots=True)
 class Outgoing:
-    """A committed message to deliver; `headers` is JSON text. It is not changed after it is created.
+    """A committed message to deliver; `headers` is JSON text. Only its claim changes after it is created.
 
     `traceparent` is the context of its trace; None for a message whose day is gone.
 

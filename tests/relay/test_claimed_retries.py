@@ -1,0 +1,38 @@
+"""Which claimed messages are new to a stream, and which it has already."""
+
+from datetime import UTC, datetime, timedelta
+
+from app.relay.claimed_retries import ClaimedRetries
+from app.store.relay.log import Outgoing
+from app.store.relay.results import NOTE, RETRY, Settlement
+from tests.relay.test_key_order import message
+
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+FOR = timedelta(minutes=15)
+
+
+def take(claimed: ClaimedRetries, one: Outgoing, at: datetime) -> list[Outgoing]:
+    return claimed.take([one], at + FOR, at)
+
+
+def test_a_message_whose_claim_ran_out_goes_on_with_the_next_one() -> None:
+    claimed, one = ClaimedRetries(), message(1, "k", claim=1)
+    assert take(claimed, one, NOW) == [one]
+    claimed.settled([Settlement(one, NOTE, 0, NOW)])
+    for claim in (2, 3):
+        assert not take(claimed, message(1, "k", claim=claim), NOW + FOR * (claim - 1))
+        assert one.claim == claim
+    claimed.settled([Settlement(one, RETRY, 1, NOW)])
+    again = message(1, "k", claim=4)
+    assert take(claimed, again, NOW + FOR * 3) == [again]
+    assert one.claim == 3
+
+
+def test_a_message_that_a_settle_gave_back_is_new_even_if_the_answer_was_lost() -> None:
+    claimed, one, again = ClaimedRetries(), message(1, "k", claim=1), message(1, "k", claim=2)
+    assert take(claimed, one, NOW) == [one]
+    assert take(claimed, again, NOW + FOR / 2) == [again]
+    # It is known only now that the first one is recorded.
+    claimed.settled([Settlement(one, RETRY, 1, NOW)])
+    assert not take(claimed, message(1, "k", claim=3), NOW + FOR * 2)
+    assert (one.claim, again.claim) == (1, 3)
