@@ -436,7 +436,7 @@ class Invalid(Problem):
 
 
 class IdTimeSkew(Problem):
-    """A new transaction_id must carry a time within 5 minutes of the coordinator's.
+    """A new transaction_id must carry a time within `HALFNOTE_ID_SKEW_S` (by default 5 minutes) of the coordinator's.
 
     `coordinator_time`, `id_time` and `skew_s` show the difference. Set the producer's clock, or let the coordinator
     choose the id.
