@@ -476,13 +476,13 @@ class GroupReserved(Problem):
 
 
 class AddressNotAllowed(Problem):
-    """This service may not dial the callback or broker: its address or port is denied, or TLS is missing.
+    """This service may not dial the check URL, webhook or broker: its address or port is denied, or TLS is missing.
 
     The detail names the setting: HALFNOTE_ALLOW_NETWORKS opens denied networks, HALFNOTE_DENY_PORTS denies ports,
     HALFNOTE_HTTPS_ONLY requires TLS.
     """
 
-    status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
+    status, slug, title = 422, "address-not-allowed", "Address not allowed"
 
 
 class SecretsUnreadable(Problem):
