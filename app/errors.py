@@ -436,7 +436,7 @@ class Invalid(Problem):
 
 
 class IdTimeSkew(Problem):
-    """A new transaction_id must carry a time within 5 minutes of the coordinator's.
+    """A new transaction_id must carry a time within `HALFNOTE_ID_SKEW_S` (by default 5 minutes) of the coordinator's.
 
     `coordinator_time`, `id_time` and `skew_s` show the difference. Set the producer's clock, or let the coordinator
     choose the id.
@@ -476,13 +476,13 @@ class GroupReserved(Problem):
 
 
 class AddressNotAllowed(Problem):
-    """This service may not dial the callback or broker: its address or port is denied, or TLS is missing.
+    """This service may not dial the check URL, webhook or broker: its address or port is denied, or TLS is missing.
 
     The detail names the setting: HALFNOTE_ALLOW_NETWORKS opens denied networks, HALFNOTE_DENY_PORTS denies ports,
     HALFNOTE_HTTPS_ONLY requires TLS.
     """
 
-    status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
+    status, slug, title = 422, "address-not-allowed", "Address not allowed"
 
 
 class SecretsUnreadable(Problem):

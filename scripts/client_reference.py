@@ -19,6 +19,8 @@ The [README](../../sdk/README.md) explains how they work together.
 ```bash
 pip install halfnote
 ```
+
+Until 0.1.0 is released: `pip install ./sdk` in a clone ([installation](../../sdk/README.md#installation)).
 """
 
 # Each public module and its members; None: those that it imports by `__all__`.

@@ -22,7 +22,8 @@ flags (`--port` for `HALFNOTE_PORT`), and a flag overrides the variable. Times a
 TAIL = """
 Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) take its URL from
 `HALFNOTE_URL` or `--url`, and send the key in `HALFNOTE_API_KEY` if it is set. Without that key,
-`halfnote keys` writes directly to the database if no address is set, or if `HALFNOTE_DATABASE_URL` is set.
+`halfnote keys` writes directly to the database if no address is set, or if `HALFNOTE_DATABASE_URL` or
+`HALFNOTE_DATABASE_URL_FILE` is.
 
 A variable `HALFNOTE_…` that is not in this table is logged at the start as `unknown_setting`, with the nearest name.
 

@@ -26,7 +26,7 @@ SINGULAR = {"topics": "topic", "groups": "group", "subscriptions": "subscription
 LOST = {
     "topics": "takes no new messages where topics must be declared",
     "groups": "checks of its transactions end",
-    "subscriptions": "with its position in the log, its retries and its dead letters",
+    "subscriptions": "with its checkpoint, its retries and its dead letters",
     "keys": "refused within 2 seconds",
 }
 RETRY_EVERY_S = 1.0

@@ -148,8 +148,8 @@ def delete(name: SubscriptionName, yes: Yes = False, url: Url = DEFAULT_URL, as_
     if not yes:
         dead = call(url, "GET", path, as_json=as_json)["dead_letters"]
         question = (
-            f"The subscription {name} will be deleted, with its position in the log, its waiting retries and its dead "
-            f"letters ({amount(dead)}). Go on?"
+            f"The subscription {name} will be deleted, with its checkpoint, its waiting retries and its dead letters "
+            f"({amount(dead)}). Go on?"
         )
         must_agree(question, "Nothing was deleted.", yes=yes)
     call(url, "DELETE", path, as_json=as_json)

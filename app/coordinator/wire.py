@@ -36,7 +36,8 @@ ChosenId = Annotated[
     UUID7 | None,
     Meta(
         description="a UUIDv7 that the producer chooses (recommended: a request with it can be repeated safely); a new "
-        "id's time is within 5 minutes of the coordinator's. Without it the coordinator chooses one",
+        "id's time is near the coordinator's, by default within 5 minutes (HALFNOTE_ID_SKEW_S). Without it the "
+        "coordinator chooses one",
     ),
 ]
 

@@ -53,9 +53,10 @@ class CertificateEntry:
 
 
 class Certificates:
-    """Reads the certificates of a service. `api_key`: of the role `operator` or `admin`. `close` it, or `async with`.
+    """Reads the certificates of a service. `close` it, or `async with`.
 
-    `attempt_s` bounds one request, and `within_s` all attempts.
+    `api_key`: of the role `viewer`, which has the least rights, `operator` or `admin`. `attempt_s` bounds one request,
+    and `within_s` all attempts.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ log = logging.getLogger("halfnote")
 HELD_S = 60.0
 # The part of the lease after which it is extended.
 EXTENDED_AFTER = 1 / 3
-# How many characters of an error the service keeps.
-ERROR_MAX = 500
+# The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
+TEXT_MAX = 1000
 # When a message comes again that another consumer still works on.
 RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
@@ -220,4 +220,4 @@ def error_of(error: BaseException) -> str:
 
 def said(text: str) -> str:
     """Return a text as the service takes it."""
-    return text.replace("\0", "")[:ERROR_MAX] or "no reason was given"
+    return text.replace("\0", "")[:TEXT_MAX] or "no reason was given"

@@ -130,8 +130,8 @@ def _key(secret: str, prefix: str) -> bytes:
         key = base64.b64decode(secret.removeprefix(prefix), validate=True) if secret.startswith(prefix) else b""
     except (binascii.Error, ValueError):
         key = b""
-    if len(key) < 24:
-        raise ValueError(f"a secret is `{SHARED}` or `{PUBLIC}` and the base64 of at least 24 bytes; this one is not")
+    if not 24 <= len(key) <= 64:
+        raise ValueError(f"a secret is `{SHARED}` or `{PUBLIC}` and the base64 of 24 to 64 bytes; this one is not")
     return key
 
 

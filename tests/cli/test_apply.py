@@ -161,7 +161,7 @@ def test_prune_deletes_in_the_sections_of_the_files_only(
     text = "subscriptions: {}\nkeys: {}\n"
     dry = apply(text, "--prune", "--dry-run")
     assert dry.code == 3
-    assert f"- subscription {name} (with its position in the log" in dry.out
+    assert f"- subscription {name} (with its checkpoint," in dry.out
     assert f"- key {name} " in dry.out
     assert f"{name}-admin" not in dry.out
     assert "group" not in dry.out

@@ -20,6 +20,7 @@ from halfnote.message import Message
 from halfnote.testing import Coordinator
 
 from app.database.connection import Connection
+from app.field_rules import REASON_MAX
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
@@ -167,6 +168,24 @@ async def test_a_handler_that_fails_gives_the_later_ones_of_its_key_back(
         (sent[3], 1),
     ]
     assert await db.fetchval("select reason from dead_letter") == "no address"
+
+
+async def test_a_reason_and_an_error_are_kept_as_long_as_the_service_takes_them(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, order(0), order(1))
+    text = "é" * 2 * REASON_MAX
+
+    async def handler(message: Message) -> None:
+        if message.json() == {"order": 0}:
+            raise Reject(text)
+        consumer.stop()
+        raise ValueError(text)
+
+    async with Consumer(URL, worker, at_most=1, transport=service(runtime)) as consumer:
+        await consumer.run(handler)
+    assert await db.fetchval("select reason from dead_letter") == text[:REASON_MAX]
+    assert await db.fetchval("select last_error from delivery_retry") == f"ValueError: {text}"[:REASON_MAX]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

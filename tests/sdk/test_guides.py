@@ -166,7 +166,7 @@ def test_the_defaults_that_the_pages_name() -> None:
     group = {name: field.default for name, field in GroupPut.model_fields.items()}
     settings = {name: field.default for name, field in Settings.model_fields.items()}
     producer = inspect.signature(TransactionProducer).parameters
-    tries, total_s = len(DEFAULT_RETRY) + 1, round(sum(DEFAULT_RETRY) / 60)
+    attempts, total_s = len(DEFAULT_RETRY) + 1, round(sum(DEFAULT_RETRY) / 60)
     last_check_s = group["immunity_s"] + (group["max_checks"] - 1) * group["interval_s"]
     for named in (
         f"`immunity_s` ({group['immunity_s']} s)",
@@ -183,7 +183,7 @@ def test_the_defaults_that_the_pages_name() -> None:
         f"pauses of {FIRST_PAUSE_S} s to {LONGEST_PAUSE_S:.0f} s",
         f"`wait_s` ({WAIT_S:.0f} s)",
         f"`timeout_s` {SubscriptionPut.model_fields['timeout_s'].default:.0f} s",
-        f"{tries} tries in about {total_s // 60} h {total_s % 60} min",
+        f"{attempts} attempts in about {total_s // 60} h {total_s % 60} min",
         f"`HALFNOTE_MAX_RETENTION_S` ({settings['max_retention_s']:,} s",
     ):
         assert named in " ".join(guarantees.split()), named

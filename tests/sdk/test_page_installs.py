@@ -74,3 +74,11 @@ def test_a_page_installs_what_its_code_imports(page: str) -> None:
     needed = {canonicalize_name(places[module][0]) for module in imported(blocks_of(page))}
     needed |= {name for pattern, name in NEEDS.items() if re.search(pattern, text, re.MULTILINE)}
     assert needed <= installed
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/clients/reference.md"])
+def test_a_page_installs_the_same_from_a_clone(page: str) -> None:
+    text = (ROOT / page).read_text()
+    [line] = re.findall(r"```bash\npip install (.*)\n```", text)
+    [cloned] = re.findall(r"^Until 0\.1\.0 is released: `pip install (.*)` in a clone", text, re.MULTILINE)
+    assert shlex.split(cloned) == [re.sub(r"^halfnote\b", "./sdk", one) for one in shlex.split(line)]
