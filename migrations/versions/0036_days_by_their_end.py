@@ -1,4 +1,4 @@
-"""Find the day of an id by the day's end: what is written now is of one of the last days, and removed days keep rows."""
+"""Find the day of an id by the day's end: most ids are of the last days, and removed days keep rows."""
 
 from alembic import op
 
