@@ -59,10 +59,12 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
 # because attempts prove both; the check is repeated in case the day is opened again. The row of a decided transaction
 # is removed under any lease. An answer counts under any lease too, as one of `/end` does: its attempt is on record, and
-# policy decides by the number of answers. Other columns are written only while the lease is held. A check that `/end`
-# answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
-# transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
-# also gets an attempt, because its row is deleted with its verdict.
+# policy decides by the number of answers. So an `unknown` that can no longer count leaves no attempt: its lease was
+# lost, and a later check was answered first or the row is gone. The proof counts the attempts, and they would be more
+# than policy has counted. Other columns are written only while the lease is held. A check that `/end` answered
+# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
+# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
+# attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -78,6 +80,7 @@ with s as materialized (
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
   where s.outcome is not null and not s.noted and s.writable
+    and (s.outcome <> 'unknown' or s.over or exists (select from locked l where l.transaction_id = s.transaction_id))
   order by s.transaction_id
 ), removed as (
   delete from check_back where transaction_id = any (array(select transaction_id from locked where over))
