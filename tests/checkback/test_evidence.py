@@ -189,6 +189,41 @@ async def test_an_unknown_that_does_not_count_is_not_on_record(
     assert [(one["number"], one["outcome"]) for one in found] == [(n, "unknown") for n in (2, 3, 4)]
 
 
+@pytest.mark.parametrize("on_exhausted", ["rollback", "park"])
+async def test_a_last_answer_counts_only_under_its_lease(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, on_exhausted: str
+) -> None:
+    """The late answer is the last that policy allows, and so is that of the check which is out meanwhile."""
+    late, others = CheckBack(), CheckBack()
+    asked, answered = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+
+    async def slow(call: Call) -> web.StreamResponse:
+        place = call.json()["check"] - 1
+        asked[place].set()
+        await answered[place].wait()
+        return web.json_response(UNKNOWN)
+
+    async with Responder(slow) as shop:
+        await register_group(
+            db, "shop", check_urls=[shop.url], max_checks=1, check_timeout_s=60, on_exhausted=on_exhausted
+        )
+        transaction_id = await in_doubt(client, runtime)
+        for checks, one in zip((late, others), asked, strict=True):
+            await checks.step(runtime, runtime.clock.now())
+            async with asyncio.timeout(30):
+                await one.wait()
+            runtime.clock.offset_s += 100
+        for checks, one in zip((late, others), answered, strict=True):
+            one.set()
+            await checks.settle_all()
+    if on_exhausted == "park":
+        found = await row(db, transaction_id)
+        assert (found["state"], found["answered"], found["last_answered"]) == (2, 1, 2)
+    else:
+        assert await verdict(db, transaction_id) == (2, 2)
+    assert [one["number"] for one in await attempts(db, transaction_id)] == [2]
+
+
 async def close_day(db: Connection, transaction_id: UUID | None, state: str = "archiving") -> None:
     """Set the state of the transaction's day."""
     await db.execute("update day set state = $2 where low <= $1 and high > $1", transaction_id, state)

@@ -49,8 +49,9 @@ _CHECK_ATTEMPT = same(
 _NOW = f"${CHECKS.next}"
 
 _HELD = "c.lease_epoch = s.epoch"
-# Whether a settled row `s` is an answer that counts for its transaction `c`: each check counts once.
-_COUNTS = "s.answered and s.writable and c.last_answered < s.number"
+# Whether a settled row `s` is an answer that counts for its transaction `c`: each check counts once. The last answer
+# that policy allows counts only while the lease is held, as with a verdict of policy: the later check is the last then.
+_COUNTS = f"s.answered and s.writable and c.last_answered < s.number and ({_HELD} or s.parked_reason is null)"
 # Whether it parks its transaction: not if the producer answered the check meanwhile.
 _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
 
@@ -59,12 +60,12 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
 # because attempts prove both; the check is repeated in case the day is opened again. The row of a decided transaction
 # is removed under any lease. An answer counts under any lease too, as one of `/end` does: its attempt is on record, and
-# policy decides by the number of answers. So an `unknown` that can no longer count leaves no attempt: its lease was
-# lost, and a later check was answered first or the row is gone. The proof counts the attempts, and they would be more
-# than policy has counted. Other columns are written only while the lease is held. A check that `/end` answered
-# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
-# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
-# attempt, because its row is deleted with its verdict.
+# policy decides by the number of answers. So an `unknown` that does not count leaves no attempt: its lease was lost,
+# and a later check was answered first, or policy would park by it, or the row is gone. The proof counts the attempts,
+# and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
+# `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
+# transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
+# also gets an attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
