@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 from uuid import UUID
 
 from app.database.columns import Column, RowArrays, insert, same
 from app.database.connection import Connection
 from app.verdicts import CheckOutcome, Source, Verdict
+
+# The id of a transaction and the epoch of its lease.
+Lease: TypeAlias = tuple[UUID, int]
 
 # A lease is extended by this time while a policy's verdict is recorded. It is longer than the flush of an End.
 HOLD_S = 120
@@ -136,7 +140,7 @@ with asked as materialized (
 HOLD = f"""{LOCKED_LEASES}
 update check_back c set leased_until = $3::timestamptz + make_interval(secs => $4)
 where c.transaction_id = any (array(select transaction_id from locked)) and c.state = 1
-returning c.transaction_id
+returning c.transaction_id, c.lease_epoch
 """  # noqa: S608 -- a constant
 
 # The epoch rises, so that a late result of this check cannot overwrite the result of a later check.
@@ -215,14 +219,14 @@ async def settle(connection: Connection, checks: Sequence[SettledCheck], now: da
     return {row["transaction_id"] for row in rows}
 
 
-async def hold(connection: Connection, leases: Sequence[tuple[UUID, int]], now: datetime) -> set[UUID]:
-    """Make leases (id, epoch) last HOLD_S more; return those that are still held and in doubt."""
+async def hold(connection: Connection, leases: Sequence[Lease], now: datetime) -> set[Lease]:
+    """Make leases last HOLD_S more; return those that are still held and in doubt."""
     rows = await connection.fetch(HOLD, *map(list, zip(*leases, strict=True)), now, HOLD_S)
-    return {row["transaction_id"] for row in rows}
+    return {(row["transaction_id"], row["lease_epoch"]) for row in rows}
 
 
-async def release(connection: Connection, leases: Sequence[tuple[UUID, int]]) -> None:
-    """Release leases (id, epoch), so that another replica sends the check at once."""
+async def release(connection: Connection, leases: Sequence[Lease]) -> None:
+    """Release leases, so that another replica sends the check at once."""
     await connection.execute(RELEASE, *map(list, zip(*leases, strict=True)))
 
 
