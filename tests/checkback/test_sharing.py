@@ -197,6 +197,43 @@ async def test_two_checks_of_a_transaction_that_wait_for_the_database_settle_one
     assert checks.in_flight == 0
 
 
+async def test_the_lease_of_a_claim_that_the_database_lost_settles_no_later_one(
+    db: Connection, runtime: Runtime, client: httpx.AsyncClient
+) -> None:
+    """The claim is lost as after a failover to a standby that was behind, and another worker claims the check again."""
+    lost, later = CheckBack(), CheckBack()
+    asked, answered = asyncio.Queue[None](), [asyncio.Event(), asyncio.Event()]
+
+    async def waits(call: Call) -> web.StreamResponse:
+        place = len(shop.calls) - 1
+        asked.put_nowait(None)
+        await answered[place].wait()
+        return web.json_response((UNKNOWN, COMMIT)[place])
+
+    async with Responder(waits) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=1, check_timeout_s=60)
+        transaction_id = await in_doubt(client, runtime)
+        before = await row(db, transaction_id)
+        for checks in (lost, later):
+            await db.execute(
+                "update check_back set asked = $2, lease_epoch = $3, leased_until = $4 where transaction_id = $1",
+                *(before[name] for name in ("transaction_id", "asked", "lease_epoch", "leased_until")),
+            )
+            await checks.step(runtime, runtime.clock.now())
+            async with asyncio.timeout(30):
+                await asked.get()
+        claimed = await row(db, transaction_id)
+        answered[0].set()
+        await lost.settle_all()
+        early, left = await verdict(db, transaction_id), await row(db, transaction_id)
+        answered[1].set()
+        await later.settle_all()
+    assert early is None
+    assert left == claimed
+    assert await verdict(db, transaction_id) == (1, 1)
+    assert [one["outcome"] for one in await attempts(db, transaction_id)] == ["commit"]
+
+
 async def test_a_verdict_of_policy_requires_the_lease(
     db: Connection, settings: Settings, dsn: str, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
