@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 import asyncpg
 import structlog
@@ -175,8 +176,7 @@ class CheckBack:
         backoff_s = 0.0
         try:
             while self._finished:
-                batch = self._finished[:BATCH_MAX]
-                del self._finished[:BATCH_MAX]
+                batch = self._next_batch()
                 try:
                     await self._settle_batch(runtime, batch)
                 except Exception as error:
@@ -190,6 +190,23 @@ class CheckBack:
                 self.wake.set()
         finally:
             self._settler = None
+
+    def _next_batch(self) -> list[FinishedCheck]:
+        """Take the checks that have waited longest, at most one of each transaction.
+
+        While the database is away for longer than a lease, a transaction is claimed and asked again. Its later check
+        is settled in a later batch, as if another process had asked it.
+        """
+        batch: dict[UUID, FinishedCheck] = {}
+        left = []
+        for place, one in enumerate(self._finished):
+            if len(batch) == BATCH_MAX:
+                left += self._finished[place:]
+                break
+            if batch.setdefault(one.check.claim.transaction_id, one) is not one:
+                left.append(one)
+        self._finished[:] = left
+        return list(batch.values())
 
     async def _settle_batch(self, runtime: Runtime, batch: list[FinishedCheck]) -> None:
         """Settle a batch. A check that cannot be stored is found by halving, logged and left to its lease's expiry."""

@@ -19,7 +19,7 @@ from app.database.connection import Database, PoolShare
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
 from app.runtime.state import Runtime
-from app.store.checkback.results import CLOSED_DAY_RETRY_S, SettledCheck, hold, settle
+from app.store.checkback.results import CLOSED_DAY_RETRY_S, Lease, SettledCheck, hold, settle
 from app.store.coordinator.ops import Recorded
 from app.store.relay.announcements import announce
 from app.verdicts import CheckOutcome, Source, Verdict
@@ -37,7 +37,7 @@ async def settle_batch(
     """
     pool = pool or runtime.database
     held = await _hold(runtime, batch, pool)
-    batch = [finished for finished in batch if not by_policy(finished) or _id(finished) in held]
+    batch = [finished for finished in batch if not by_policy(finished) or _lease(finished) in held]
     done = await record_verdicts(runtime, batch, pool)
     batch = done.checks
     now = runtime.clock.now()
@@ -49,8 +49,8 @@ async def settle_batch(
     return done
 
 
-async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare) -> set[UUID]:
-    leases = [(_id(finished), finished.check.claim.epoch) for finished in batch if by_policy(finished)]
+async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare) -> set[Lease]:
+    leases = [_lease(finished) for finished in batch if by_policy(finished)]
     if not leases:
         return set()
     async with pool.connection() as connection:
@@ -137,6 +137,10 @@ def _report(runtime: Runtime, finished: FinishedCheck, row: SettledCheck) -> Non
 
 def _id(finished: FinishedCheck) -> UUID:
     return finished.check.claim.transaction_id
+
+
+def _lease(finished: FinishedCheck) -> Lease:
+    return _id(finished), finished.check.claim.epoch
 
 
 def _by_producer(finished: FinishedCheck) -> bool:

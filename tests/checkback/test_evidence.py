@@ -15,7 +15,7 @@ from app.checkback.loop import CheckBack
 from app.coordinator.commit_lanes import LaneFlushes
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from app.store.checkback.results import SettledCheck
+from app.store.checkback.results import SettledCheck, settle
 from app.store.coordinator.ops import AnsweredCheck, End
 from app.verdicts import CheckOutcome, Source, Verdict
 from tests.conftest import register_group
@@ -100,28 +100,32 @@ async def test_a_closed_day_takes_no_answer_by_end(client: httpx.AsyncClient, db
     assert await db.fetchval("select count(*) from attempt where kind = 'check' and outcome = 'unknown'") == 0
 
 
+def hold_first_settle(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Let the first settle wait, as for a database that is away. Return when it waits, and the event that ends it."""
+    waits, back = asyncio.Event(), asyncio.Event()
+
+    async def away(connection: Connection, checks: Sequence[SettledCheck], now: datetime) -> set[UUID]:
+        if not waits.is_set():
+            waits.set()
+            await back.wait()
+        return await settle(connection, checks, now)
+
+    monkeypatch.setattr(checkback_settle, "settle", away)
+    return waits, back
+
+
 async def test_an_answer_that_is_recorded_after_its_lease_counts(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database was away for longer than the lease, and another check was claimed first."""
-    late, held = CheckBack(), asyncio.Event()
-    settled, first = checkback_settle.settle, True
-
-    async def away(connection: Connection, checks: Sequence[SettledCheck], now: datetime) -> set[UUID]:
-        nonlocal first
-        if first:
-            first = False
-            await held.wait()
-        return await settled(connection, checks, now)
-
-    monkeypatch.setattr(checkback_settle, "settle", away)
+    late = CheckBack()
+    waits, held = hold_first_settle(monkeypatch)
     async with Responder(content=UNKNOWN) as shop:
         await register_group(db, "shop", check_urls=[shop.url], max_checks=3, on_exhausted="rollback")
         transaction_id = await in_doubt(client, runtime)
         await late.step(runtime, runtime.clock.now())
         async with asyncio.timeout(30):
-            while first:
-                await asyncio.sleep(0.01)
+            await waits.wait()
         runtime.clock.offset_s += 100
         others = CheckBack()
         answered = asyncio.Event()
@@ -144,6 +148,80 @@ async def test_an_answer_that_is_recorded_after_its_lease_counts(
             await turn(runtime, others)
     assert await verdict(db, transaction_id) == (2, 2)
     assert [one["number"] for one in await attempts(db, transaction_id)] == [1, 2, 3]
+
+
+# After one check the transaction is in doubt, after three its row is gone, or parked.
+@pytest.mark.parametrize("others_first", [1, 3])
+@pytest.mark.parametrize("on_exhausted", ["rollback", "park"])
+async def test_an_unknown_that_does_not_count_is_not_on_record(
+    client: httpx.AsyncClient,
+    db: Connection,
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    on_exhausted: str,
+    others_first: int,
+) -> None:
+    """A later check was answered and settled first, so the late answer counts no more."""
+    late, others = CheckBack(), CheckBack()
+    waits, back = hold_first_settle(monkeypatch)
+    async with Responder(content=UNKNOWN) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=3, on_exhausted=on_exhausted)
+        transaction_id = await in_doubt(client, runtime)
+        await late.step(runtime, runtime.clock.now())
+        async with asyncio.timeout(30):
+            await waits.wait()
+        runtime.clock.offset_s += 100
+        for n in range(3):
+            if n == others_first:
+                back.set()
+                await late.settle_all()
+            await turn(runtime, others)
+            runtime.clock.offset_s += 31
+        back.set()
+        await late.settle_all()
+    if on_exhausted == "park":
+        found = await row(db, transaction_id)
+        assert (found["state"], found["asked"], found["answered"], found["last_answered"]) == (2, 4, 3, 4)
+    else:
+        assert await verdict(db, transaction_id) == (2, 2)
+        assert await row(db, transaction_id) is None
+    found = await attempts(db, transaction_id)
+    assert [(one["number"], one["outcome"]) for one in found] == [(n, "unknown") for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("on_exhausted", ["rollback", "park"])
+async def test_a_last_answer_counts_only_under_its_lease(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, on_exhausted: str
+) -> None:
+    """The late answer is the last that policy allows, and so is that of the check which is out meanwhile."""
+    late, others = CheckBack(), CheckBack()
+    asked, answered = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+
+    async def slow(call: Call) -> web.StreamResponse:
+        place = call.json()["check"] - 1
+        asked[place].set()
+        await answered[place].wait()
+        return web.json_response(UNKNOWN)
+
+    async with Responder(slow) as shop:
+        await register_group(
+            db, "shop", check_urls=[shop.url], max_checks=1, check_timeout_s=60, on_exhausted=on_exhausted
+        )
+        transaction_id = await in_doubt(client, runtime)
+        for checks, one in zip((late, others), asked, strict=True):
+            await checks.step(runtime, runtime.clock.now())
+            async with asyncio.timeout(30):
+                await one.wait()
+            runtime.clock.offset_s += 100
+        for checks, one in zip((late, others), answered, strict=True):
+            one.set()
+            await checks.settle_all()
+    if on_exhausted == "park":
+        found = await row(db, transaction_id)
+        assert (found["state"], found["answered"], found["last_answered"]) == (2, 1, 2)
+    else:
+        assert await verdict(db, transaction_id) == (2, 2)
+    assert [one["number"] for one in await attempts(db, transaction_id)] == [2]
 
 
 async def close_day(db: Connection, transaction_id: UUID | None, state: str = "archiving") -> None:

@@ -1,18 +1,25 @@
 """Checks by several groups, workers and leases: none delays or repeats another's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 import httpx
 import pytest
 from aiohttp import web
 
+from app.checkback import loop as checkback_loop
+from app.checkback.body_memory import BodyMemory
+from app.checkback.check import Check, FinishedCheck
+from app.checkback.check_batches import ask_batch
 from app.checkback.loop import CheckBack
+from app.checkback.settle import settle_batch
+from app.checkback.verdicts import RecordedBatch
 from app.config import Settings
 from app.database.connection import Connection
 from app.runtime.loop_runner import wait
 from app.runtime.state import Runtime
+from tests.announcements.test_messages import bodies
 from tests.conftest import register_group
 from tests.support.check_responder import Call, Responder, Silent
 from tests.support.check_stepping import (
@@ -137,7 +144,94 @@ async def test_after_a_lease_expires_its_new_holder_settles_the_check(
     found = await row(db, transaction_id)
     assert (found["state"], found["answered"], found["asked"]) == (2, 1, 2)
     assert await verdict(db, transaction_id) is None
-    assert len(await attempts(db, transaction_id)) == 2
+    # Policy allows one answer, and the second holder's counted.
+    assert [one["number"] for one in await attempts(db, transaction_id)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("max_checks", "on_exhausted", "numbers"), [(3, "rollback", [1, 2]), (1, "rollback", [2]), (1, "park", [2])]
+)
+async def test_two_checks_of_a_transaction_that_wait_for_the_database_settle_one_after_the_other(
+    db: Connection,
+    runtime: Runtime,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    max_checks: int,
+    on_exhausted: str,
+    numbers: list[int],
+) -> None:
+    """The database was away for longer than the lease, and the loop claimed again before it settled again."""
+    checks, asked, failed = CheckBack(), 0, asyncio.Event()
+
+    async def counted(runtime: Runtime, some: Sequence[Check], bodies: BodyMemory) -> list[FinishedCheck]:
+        nonlocal asked
+        finished = await ask_batch(runtime, some, bodies)
+        asked += 1
+        return finished
+
+    async def away(runtime: Runtime, batch: Sequence[FinishedCheck]) -> RecordedBatch:
+        if asked < 2:
+            failed.set()
+            raise OSError("the database is away")
+        return await settle_batch(runtime, batch)
+
+    monkeypatch.setattr(checkback_loop, "ask_batch", counted)
+    monkeypatch.setattr(checkback_loop, "settle_batch", away)
+    async with Responder(content=UNKNOWN) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=max_checks, on_exhausted=on_exhausted)
+        transaction_id = await in_doubt(client, runtime)
+        await checks.step(runtime, runtime.clock.now())
+        async with asyncio.timeout(30):
+            await failed.wait()
+        runtime.clock.offset_s += 100
+        await turn(runtime, checks)
+    found = await row(db, transaction_id)
+    if max_checks > 1:
+        assert (found["state"], found["asked"], found["answered"], found["last_answered"]) == (1, 2, 2, 2)
+    elif on_exhausted == "park":
+        assert (found["state"], found["asked"], found["answered"], found["last_answered"]) == (2, 2, 1, 2)
+    else:
+        assert await verdict(db, transaction_id) == (2, 2)
+    assert [one["number"] for one in await attempts(db, transaction_id)] == numbers
+    assert len(await bodies(db)) == (0 if max_checks > 1 else 1)
+    assert checks.in_flight == 0
+
+
+async def test_the_lease_of_a_claim_that_the_database_lost_settles_no_later_one(
+    db: Connection, runtime: Runtime, client: httpx.AsyncClient
+) -> None:
+    """The claim is lost as after a failover to a standby that was behind, and another worker claims the check again."""
+    lost, later = CheckBack(), CheckBack()
+    asked, answered = asyncio.Queue[None](), [asyncio.Event(), asyncio.Event()]
+
+    async def waits(call: Call) -> web.StreamResponse:
+        place = len(shop.calls) - 1
+        asked.put_nowait(None)
+        await answered[place].wait()
+        return web.json_response((UNKNOWN, COMMIT)[place])
+
+    async with Responder(waits) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=1, check_timeout_s=60)
+        transaction_id = await in_doubt(client, runtime)
+        before = await row(db, transaction_id)
+        for checks in (lost, later):
+            await db.execute(
+                "update check_back set asked = $2, lease_epoch = $3, leased_until = $4 where transaction_id = $1",
+                *(before[name] for name in ("transaction_id", "asked", "lease_epoch", "leased_until")),
+            )
+            await checks.step(runtime, runtime.clock.now())
+            async with asyncio.timeout(30):
+                await asked.get()
+        claimed = await row(db, transaction_id)
+        answered[0].set()
+        await lost.settle_all()
+        early, left = await verdict(db, transaction_id), await row(db, transaction_id)
+        answered[1].set()
+        await later.settle_all()
+    assert early is None
+    assert left == claimed
+    assert await verdict(db, transaction_id) == (1, 1)
+    assert [one["outcome"] for one in await attempts(db, transaction_id)] == ["commit"]
 
 
 async def test_a_verdict_of_policy_requires_the_lease(

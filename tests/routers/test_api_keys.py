@@ -16,7 +16,7 @@ import pytest
 
 from app.config import BadAdminKeyFile, Settings
 from app.database.connection import Connection
-from app.loops.live_settings import LiveSettingsReader
+from app.loops.live_settings import RETRY_AFTER, LiveSettingsReader
 from app.permissions import KEY_CHARACTERS, is_key, new_key
 from tests.admission.test_request_guard import raw_call
 from tests.conftest import shares
@@ -237,6 +237,45 @@ async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: C
         assert await status(client, key["key"]) == 200
         await reader.step(runtime, now + timedelta(seconds=at))
         assert await db.fetchval(noted) == now + timedelta(seconds=expected)
+
+
+async def test_a_locked_key_delays_no_news_of_others(start: Callable[..., Any], db: Connection) -> None:
+    """A frozen session holds the row of a key that was used, and another process revokes another key."""
+    runtime, client = await start()
+    _, other = await start()
+    locked, free, revoked = [await made(client) for _ in range(3)]
+    now, reader = runtime.clock.now(), LiveSettingsReader()
+    for one in (locked, free, revoked):
+        assert await status(client, one["key"]) == 200
+    async with asyncio.timeout(30):
+        async with db.transaction():
+            await db.execute("select from api_key where key_id = $1 for update", locked["key_id"])
+            await reader.step(runtime, now)
+            assert await db.fetchval("select last_used_at from api_key where key_id = $1", free["key_id"]) == now
+            assert (await other.delete(f"/api-keys/{revoked['key_id']}")).status_code == 204
+            await reader.step(runtime, now + timedelta(seconds=1))
+            assert await status(client, revoked["key"]) == 401
+            assert await db.fetchval("select last_used_at from api_key where key_id = $1", locked["key_id"]) is None
+        await reader.step(runtime, now + timedelta(seconds=2))
+    noted = "select last_used_at from api_key order by key_id"
+    assert [row[0] - now for row in await db.fetch(noted)] == [timedelta(seconds=2), timedelta(0), timedelta(0)]
+
+
+async def test_uses_that_cannot_be_noted_delay_no_news_of_keys(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    _, other = await start()
+    used, revoked = [await made(client) for _ in range(2)]
+    now, reader = runtime.clock.now(), LiveSettingsReader()
+    assert await status(client, used["key"]) == 200
+    await db.execute("alter table api_key add constraint unused check (last_used_at is null)")
+    await reader.step(runtime, now)
+    assert (await other.delete(f"/api-keys/{revoked['key_id']}")).status_code == 204
+    await reader.step(runtime, now + timedelta(seconds=1))
+    assert await status(client, revoked["key"]) == 401
+    await db.execute("alter table api_key drop constraint unused")
+    later = now + 2 * RETRY_AFTER
+    await reader.step(runtime, later)
+    assert await db.fetchval("select last_used_at from api_key where key_id = $1", used["key_id"]) == later
 
 
 @shares

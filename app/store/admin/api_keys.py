@@ -69,10 +69,16 @@ update api_key set name = $2, role = {_STORED_ROLE.format(role="$3")}, is_viewer
 where key_id = $1 returning {COLUMNS}
 """  # noqa: S608
 
-# Primary key. The update changes no indexed column.
+# Primary key. The update changes no indexed column. Keys whose rows another session has locked are returned, and not
+# waited for: the caller also reads revoked keys.
 USED = """
-update api_key set last_used_at = $2
-where key_id = any($1::int[]) and (last_used_at is null or last_used_at < $2)
+with free as materialized (
+  select key_id from api_key where key_id = any($1::int[]) for no key update skip locked
+), noted as (
+  update api_key k set last_used_at = $2
+  from free where k.key_id = free.key_id and (k.last_used_at is null or k.last_used_at < $2)
+)
+select key_id from api_key where key_id = any($1::int[]) and key_id <> all (array(select key_id from free))
 """
 
 
@@ -215,9 +221,9 @@ async def change(connection: Connection, key_id: int, rights: KeyRights, now: da
     return _key_of(row)
 
 
-async def note_used(connection: Connection, key_ids: Collection[int], now: datetime) -> None:
-    """Store when these keys were last used."""
-    await connection.execute(USED, list(key_ids), now)
+async def note_used(connection: Connection, key_ids: Collection[int], now: datetime) -> set[int]:
+    """Store when these keys were last used; return those that are left out because another session has locked them."""
+    return {row["key_id"] for row in await connection.fetch(USED, list(key_ids), now)}
 
 
 def _key_of(row: Any) -> ApiKey:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.store.checkback.claims import Claim, claim_of
+from app.store.checkback.claims import BY_CHANCE, CHANCE, Claim, claim_of
 from app.store.checkback.results import HOLD_S, LOCKED_LEASES
 
 # The time of a group's last claim is written at most this often.
@@ -42,24 +42,18 @@ def _taken(leased: str, by: str = "1") -> str:
 """  # noqa: S608 -- constants
 
 
-# A handle has the epoch of its claim. A database that went back gives the next number again, and then the handle of a
-# lost claim would answer the check that another producer has. So the epoch rises by a number drawn at random.
-_BY_CHANCE = "(select by from chance)"
-
 # Served by check_back_due. Locked rows are skipped: another session takes them.
 CLAIM = f"""
-with chance as materialized (
-  select 1 + floor(random() * {2**32})::bigint as by
-), picked as materialized (
+with {CHANCE}, picked as materialized (
   select c.transaction_id from check_back c
   where c.producer_group = $1 and c.next_check_at <= $2 and (c.leased_until is null or c.leased_until <= $2)
     and c.claimed_epoch is distinct from c.lease_epoch
   order by c.next_check_at limit $3 for update skip locked
 ){
     _taken(
-        f"asked = c.asked + 1, claimed_epoch = c.lease_epoch + {_BY_CHANCE}, claimed_at = $2, "
+        f"asked = c.asked + 1, claimed_epoch = c.lease_epoch + {BY_CHANCE}, claimed_at = $2, "
         "leased_until = $2 + make_interval(secs => $4), next_check_at = $2 + make_interval(secs => $4)",
-        _BY_CHANCE,
+        BY_CHANCE,
     )
 }
 select {_LEASED} from taken t

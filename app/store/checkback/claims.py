@@ -16,6 +16,12 @@ TAKE_TURN = f"""
 set local idle_in_transaction_session_timeout = '5s'; select pg_advisory_xact_lock({AdvisoryLock.CHECK_CLAIMS})
 """
 
+# A settle, and a producer's handle, name the epoch of their lease. A database that went back, as when a standby that
+# was behind is promoted, gives the next number again, and then the holder of a lost lease would settle or answer the
+# check that another one has. So the epoch of a claim rises by a number drawn at random.
+CHANCE = f"chance as materialized (select 1 + floor(random() * {2**32})::bigint as by)"
+BY_CHANCE = "(select by from chance)"
+
 # Added to check_timeout_s x URLs: the time for claiming, signing and settling.
 LEASE_MARGIN_S = 30
 # No URL is called for a deleted group, so its window only limits the size of the batch.
@@ -83,7 +89,7 @@ ANY_DUE = f"""{_ALLOTTED} select exists (select from allotted), (
 """  # noqa: S608
 
 # Locked rows are skipped. A row whose transaction has an Op is removed, because the transaction is decided.
-CLAIM = f"""{_ALLOTTED}, picked as materialized (
+CLAIM = f"""{_ALLOTTED}, {CHANCE}, picked as materialized (
   select d.transaction_id, coalesce(o.decided, false) as decided
   from allotted a cross join lateral (
     select c.transaction_id from check_back c
@@ -98,7 +104,8 @@ CLAIM = f"""{_ALLOTTED}, picked as materialized (
   delete from check_back where transaction_id = any (array(select transaction_id from picked where decided))
 ), taken as (
   update check_back c
-  set asked = c.asked + 1, lease_epoch = c.lease_epoch + 1, leased_until = $1 + make_interval(secs => a.lease_s)
+  set asked = c.asked + 1, lease_epoch = c.lease_epoch + {BY_CHANCE},
+    leased_until = $1 + make_interval(secs => a.lease_s)
   from allotted a
   where a.name = c.producer_group
     and c.transaction_id = any (array(select transaction_id from picked where not decided))

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 from uuid import UUID
 
 from app.database.columns import Column, RowArrays, insert, same
 from app.database.connection import Connection
 from app.verdicts import CheckOutcome, Source, Verdict
+
+# The id of a transaction and the epoch of its lease.
+Lease: TypeAlias = tuple[UUID, int]
 
 # A lease is extended by this time while a policy's verdict is recorded. It is longer than the flush of an End.
 HOLD_S = 120
@@ -49,8 +53,9 @@ _CHECK_ATTEMPT = same(
 _NOW = f"${CHECKS.next}"
 
 _HELD = "c.lease_epoch = s.epoch"
-# Whether a settled row `s` is an answer that counts for its transaction `c`: each check counts once.
-_COUNTS = "s.answered and s.writable and c.last_answered < s.number"
+# Whether a settled row `s` is an answer that counts for its transaction `c`: each check counts once. The last answer
+# that policy allows counts only while the lease is held, as with a verdict of policy: the later check is the last then.
+_COUNTS = f"s.answered and s.writable and c.last_answered < s.number and ({_HELD} or s.parked_reason is null)"
 # Whether it parks its transaction: not if the producer answered the check meanwhile.
 _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
 
@@ -59,8 +64,10 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
 # because attempts prove both; the check is repeated in case the day is opened again. The row of a decided transaction
 # is removed under any lease. An answer counts under any lease too, as one of `/end` does: its attempt is on record, and
-# policy decides by the number of answers. Other columns are written only while the lease is held. A check that `/end`
-# answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
+# policy decides by the number of answers. So an `unknown` that does not count leaves no attempt: its lease was lost,
+# and a later check was answered first, or policy would park by it, or the row is gone. The proof counts the attempts,
+# and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
+# `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
 # transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
 # also gets an attempt, because its row is deleted with its verdict.
 SETTLE = f"""
@@ -78,6 +85,7 @@ with s as materialized (
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
   where s.outcome is not null and not s.noted and s.writable
+    and (s.outcome <> 'unknown' or s.over or exists (select from locked l where l.transaction_id = s.transaction_id))
   order by s.transaction_id
 ), removed as (
   delete from check_back where transaction_id = any (array(select transaction_id from locked where over))
@@ -132,7 +140,7 @@ with asked as materialized (
 HOLD = f"""{LOCKED_LEASES}
 update check_back c set leased_until = $3::timestamptz + make_interval(secs => $4)
 where c.transaction_id = any (array(select transaction_id from locked)) and c.state = 1
-returning c.transaction_id
+returning c.transaction_id, c.lease_epoch
 """  # noqa: S608 -- a constant
 
 # The epoch rises, so that a late result of this check cannot overwrite the result of a later check.
@@ -211,14 +219,14 @@ async def settle(connection: Connection, checks: Sequence[SettledCheck], now: da
     return {row["transaction_id"] for row in rows}
 
 
-async def hold(connection: Connection, leases: Sequence[tuple[UUID, int]], now: datetime) -> set[UUID]:
-    """Make leases (id, epoch) last HOLD_S more; return those that are still held and in doubt."""
+async def hold(connection: Connection, leases: Sequence[Lease], now: datetime) -> set[Lease]:
+    """Make leases last HOLD_S more; return those that are still held and in doubt."""
     rows = await connection.fetch(HOLD, *map(list, zip(*leases, strict=True)), now, HOLD_S)
-    return {row["transaction_id"] for row in rows}
+    return {(row["transaction_id"], row["lease_epoch"]) for row in rows}
 
 
-async def release(connection: Connection, leases: Sequence[tuple[UUID, int]]) -> None:
-    """Release leases (id, epoch), so that another replica sends the check at once."""
+async def release(connection: Connection, leases: Sequence[Lease]) -> None:
+    """Release leases, so that another replica sends the check at once."""
     await connection.execute(RELEASE, *map(list, zip(*leases, strict=True)))
 
 
