@@ -138,8 +138,8 @@ def asked(
 
     If each attempt was refused a connection, so that nothing can have been stored, for at most `refused_within_s`.
     Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
-    or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. `read` returns the JSON object of a
-    success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
+    or 503 is obeyed, unless the usual pause is longer; if it exceeds the remaining time, the exchange fails at once.
+    `read` returns the JSON object of a success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
     """
     began = clock()
     until, refused_until = began + within_s, began + (within_s if refused_within_s is None else refused_within_s)
@@ -163,8 +163,7 @@ def asked(
                 raise Refused(what, found, perhaps_done=perhaps_done)
             error, asked_s = found, retry_after_s(came)
             perhaps_done = perhaps_done or not _surely_not_done(came)
-        # Jitter, so that many callers do not retry at the same moment.
-        wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        wait_s = max(asked_s or 0.0, _jittered(pause_s))
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if tried == attempts or clock() + wait_s >= (min(until, refused_until) if only_refused else until):
             raise Unconfirmed(what, error, perhaps_done=perhaps_done)
@@ -214,13 +213,17 @@ def asked_each(
             if n in doubtful and not isinstance(one, Answer):
                 one.perhaps_done = True
         waiting = [n for n, _ in later]
-        wait_s = max((one.retry_after_s for _, one in later), default=0.0)
-        wait_s = wait_s or pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        wait_s = max([_jittered(pause_s), *(one.retry_after_s for _, one in later)])
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if not later or tried == attempts or clock() + wait_s >= until:
             break
         yield Wait(wait_s)
     return [found[n] for n in range(count)]
+
+
+def _jittered(pause_s: float) -> float:
+    """Return a part of a pause, so that many callers do not retry at the same moment."""
+    return pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
 
 
 def _outcomes(what: str, answer: Answer, count: int) -> "list[Outcome]":

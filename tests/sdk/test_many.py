@@ -94,6 +94,13 @@ def test_only_what_may_be_repeated_is_sent_again() -> None:
     assert (found[1].field, found[1].perhaps_done) == ("verdict", False)
 
 
+@pytest.mark.parametrize("after_s", [0, 0.001])
+def test_an_outcome_that_asks_for_no_pause_has_the_usual_one(after_s: float) -> None:
+    _, _, pauses = play([listed(refusal(503, "overloaded", retry_after_s=after_s)), listed(WELL)], 1)
+    assert len(pauses) == 1
+    assert 0.05 <= pauses[0] <= 0.1
+
+
 def test_what_may_have_been_stored_is_said_of_the_transactions_alone() -> None:
     first = listed(refusal(503, "outcome-unknown"), refusal(503, "overloaded"))
     found, _, _ = play([first, listed(refusal(409, "x"), refusal(409, "x"))], 2)
