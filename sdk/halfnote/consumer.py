@@ -201,9 +201,9 @@ class Consumer:
                 found = await self._unless_stopped()
             except Unconfirmed as error:
                 failed += 1
-                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), paused_s(failed))
+                    await asyncio.wait_for(self._stopping.wait(), paused_s(failed, error))
                 continue
             failed = 0
             if found:

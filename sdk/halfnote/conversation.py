@@ -229,7 +229,7 @@ class Conversation:
             return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, "posted", error)
         end, fault = yield from self._ended(transaction, request, attempts=1)
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
-            taken = yield Later(self._ended(transaction, request))
+            taken = yield Later(self._ended(transaction, request, after_s=fault.after_s))
             if not taken:
                 log.warning("transaction %s is left to check-back: too many ends wait", transaction.transaction_id)
         return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, error or fault)
@@ -275,12 +275,14 @@ class Conversation:
         return Registration(answer.status == 201, group.pop("secret", None), group)
 
     def _ended(
-        self, transaction: Transaction, request: Request, attempts: int | None = None
+        self, transaction: Transaction, request: Request, *, attempts: int | None = None, after_s: float | None = None
     ) -> Exchange[tuple[End, Exception | None]]:
-        """Post an end and return its outcome; failures are returned, not raised."""
-        what = f"the end of transaction {transaction.transaction_id}"
+        """Post an end and return its outcome; failures are returned, not raised. `after_s` as of `asked`."""
+        what, within_s = f"the end of transaction {transaction.transaction_id}", self.end_within_s
         try:
-            answer = yield from asked(what, request, within_s=self.end_within_s, clock=self.clock, attempts=attempts)
+            answer = yield from asked(
+                what, request, within_s=within_s, clock=self.clock, attempts=attempts, after_s=after_s
+            )
         except (Refused, Unconfirmed) as fault:
             return end_of(transaction, fault)
         return end_of(transaction, answer)

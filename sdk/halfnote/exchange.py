@@ -114,11 +114,7 @@ class Answer:
 
 
 class Temporary(Unconfirmed):
-    """The outcome of one transaction of a request that may have another one later. `retry_after_s`: 0 if not said."""
-
-    def __init__(self, what: str, error: str, *, perhaps_done: bool, after_s: float) -> None:
-        super().__init__(what, error, perhaps_done=perhaps_done)
-        self.retry_after_s = after_s
+    """The outcome of one transaction of a request that may have another one later."""
 
 
 Outcome: TypeAlias = Answer | Refused | Unconfirmed
@@ -132,6 +128,7 @@ def asked(
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
     refused_within_s: float | None = None,
+    after_s: float | None = None,
     read: Reader | None = None,
 ) -> Exchange[Answer]:
     """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
@@ -139,12 +136,19 @@ def asked(
     If each attempt was refused a connection, so that nothing can have been stored, for at most `refused_within_s`.
     Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
     or 503 is obeyed, unless the usual pause is longer; if it exceeds the remaining time, the exchange fails at once.
-    `read` returns the JSON object of a success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
+    `after_s`: the request repeats one that has failed, whose answer asked for such a pause (0: for none). `read`
+    returns the JSON object of a success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
     """
     began = clock()
     until, refused_until = began + within_s, began + (within_s if refused_within_s is None else refused_within_s)
     perhaps_done, only_refused, tried = False, True, 0
     pause_s = FIRST_PAUSE_S
+    if after_s is not None:
+        first_s = max(after_s, _jittered(pause_s))
+        if first_s >= within_s:
+            raise Unconfirmed(what, f"a pause of {first_s:g} s was asked for", perhaps_done=True, after_s=after_s)
+        yield Wait(first_s)
+        pause_s *= 2
     while True:
         sent_at = clock()
         left_s = max(until - sent_at, SHORTEST_TIMEOUT_S)
@@ -166,7 +170,7 @@ def asked(
         wait_s = max(asked_s or 0.0, _jittered(pause_s))
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if tried == attempts or clock() + wait_s >= (min(until, refused_until) if only_refused else until):
-            raise Unconfirmed(what, error, perhaps_done=perhaps_done)
+            raise Unconfirmed(what, error, perhaps_done=perhaps_done, after_s=asked_s or 0.0)
         yield Wait(wait_s)
 
 
@@ -179,11 +183,12 @@ def asked_each(
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
     refused_within_s: float | None = None,
+    after_s: float | None = None,
 ) -> Exchange[list[Outcome]]:
     """Send a request of `count` transactions until each is answered for good; return the outcome of each.
 
     `request_of` returns the request of the transactions of these numbers: only what is not answered for good is sent
-    again. Time limits and attempts are those of `asked`.
+    again. Time limits, attempts and `after_s` are those of `asked`.
     """
     until, tried, pause_s = clock() + within_s, 0, FIRST_PAUSE_S
     found: dict[int, Outcome] = {}
@@ -197,6 +202,7 @@ def asked_each(
                 clock=clock,
                 attempts=attempts,
                 refused_within_s=None if tried else refused_within_s,
+                after_s=None if tried else after_s,
             )
             outcomes = _outcomes(what, answer, len(waiting))
         except (Refused, Unconfirmed) as fault:
@@ -213,7 +219,7 @@ def asked_each(
             if n in doubtful and not isinstance(one, Answer):
                 one.perhaps_done = True
         waiting = [n for n, _ in later]
-        wait_s = max([_jittered(pause_s), *(one.retry_after_s for _, one in later)])
+        wait_s = max([_jittered(pause_s), *(one.after_s for _, one in later)])
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if not later or tried == attempts or clock() + wait_s >= until:
             break

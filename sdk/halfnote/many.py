@@ -78,13 +78,14 @@ class Many:
             return [_result(transaction, verdict, "posted", None) for transaction, verdict in listed]
         outcomes = yield from self._ended(listed, attempts=1)
         results = []
-        again = []
+        again, after_s = [], 0.0
         for (transaction, verdict), outcome in zip(listed, outcomes, strict=True):
             end, fault = end_of(transaction, outcome)
             results.append(_result(transaction, verdict, end, fault))
             if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
                 again.append((transaction, verdict))
-        if again and not (yield Later(self._ended(again))):
+                after_s = max(after_s, fault.after_s)
+        if again and not (yield Later(self._ended(again, after_s=after_s))):
             log.warning("%d transactions are left to check-back: too many ends wait", len(again))
         return results
 
@@ -116,11 +117,16 @@ class Many:
         return posted
 
     def _ended(
-        self, ends: Sequence[tuple[Transaction, Verdict]], attempts: int | None = None
+        self,
+        ends: Sequence[tuple[Transaction, Verdict]],
+        *,
+        attempts: int | None = None,
+        after_s: float | None = None,
     ) -> Exchange[list[Outcome]]:
         talk = self.conversation
         contents = [talk.end_content(transaction.transaction_id, verdict) for transaction, verdict in ends]
-        return (yield from self._asked("the ends", "/ends", "ends", contents, talk.end_within_s, attempts))
+        limits = {"attempts": attempts, "after_s": after_s}
+        return (yield from self._asked("the ends", "/ends", "ends", contents, talk.end_within_s, **limits))
 
     def _withdraw(self, transaction_ids: Sequence[UUID]) -> Exchange[None]:
         """Post rollbacks of halves that may have been stored; 404 says that one was not."""
@@ -135,7 +141,7 @@ class Many:
         field: str,
         contents: Sequence[Mapping[str, Any]],
         within_s: float,
-        attempts: int | None = None,
+        **limits: Any,
     ) -> Exchange[list[Outcome]]:
         talk = self.conversation
         return (
@@ -145,8 +151,8 @@ class Many:
                 len(contents),
                 within_s=within_s,
                 clock=talk.clock,
-                attempts=attempts,
                 refused_within_s=None if path == "/ends" else talk.refused_within_s,
+                **limits,
             )
         )
 

@@ -199,8 +199,8 @@ class SyncConsumer:
                 found = self._driver.run(self._consuming.claimed(self._wait_s))
             except Unconfirmed as error:
                 failed += 1
-                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
-                self._stopping.wait(paused_s(failed))
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
+                self._stopping.wait(paused_s(failed, error))
                 continue
             failed = 0
             if found:

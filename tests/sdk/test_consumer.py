@@ -361,7 +361,7 @@ async def test_a_stop_ends_a_claim_that_waits(runtime: Runtime, worker: str) -> 
 
 
 async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfnote.consumer.paused_s", lambda failed: 0.01)
+    monkeypatch.setattr("halfnote.consumer.paused_s", lambda failed, error: 0.01)
     coordinator = scripted(problem(404, "subscription-unknown"))
     consumer = Consumer(URL, "worker", transport=coordinator.transport())
     with pytest.raises(Refused, match="subscription-unknown"):
@@ -370,6 +370,23 @@ async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monk
     coordinator = scripted(httpx.ConnectError("down"), problem(503, "overloaded"), claimed(1))
     async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
         assert await taken(consumer, 1) == [1]
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+async def test_a_claim_is_tried_again_after_the_pause_that_was_asked_for(
+    kind: type[Consumer | SyncConsumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = scripted(answer(429, retry_after="7"))
+    consumer: Any = kind(URL, "worker", transport=coordinator.transport())
+    works = consumer.run(None) if kind is Consumer else asyncio.to_thread(consumer.run, None)
+    work = asyncio.ensure_future(works)
+    try:
+        await until(lambda: "messages of worker could not be claimed, which is tried again in 7 s" in caplog.text)
+    finally:
+        consumer.stop()
+        await work
+        await (consumer.close() if kind is Consumer else asyncio.to_thread(consumer.close))
+    assert len(coordinator.asked(CLAIM)) == 1
 
 
 async def test_what_the_caller_does_not_say_is_lowered_to_what_the_service_allows(

@@ -29,7 +29,9 @@ from halfnote import (
     traceparent,
 )
 from halfnote.conversation import Conversation
+from halfnote.exchange import NoAnswer, Request, Response, Wait
 from halfnote.ids import new_id
+from halfnote.many import Many
 from halfnote.sync_driver import SyncDriver
 from halfnote.testing import Coordinator
 
@@ -223,6 +225,36 @@ async def test_an_end_is_repeated_in_the_background(producing: Producers, failur
     # The first, and two in the background until one succeeds: closing the producer waits for those.
     assert len(halfnote.asked("/end")) == 3
     assert len({json.dumps(end) for end in halfnote.asked("/end")}) == 1
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "least_s", "most_s"),
+    [
+        (Response(503, {"retry-after": "5"}, b"{}"), 5.0, 5.0),
+        (Response(429, {"retry-after": "0"}, b"{}"), 0.05, 0.1),
+        (NoAnswer("reset", sent=True), 0.05, 0.1),
+    ],
+)
+def test_an_end_is_repeated_after_the_pause_that_was_asked_for(
+    many: bool, failure: Response | NoAnswer, least_s: float, most_s: float
+) -> None:
+    talk, transaction = Conversation("shop"), Transaction(new_id(), "shop", [ORDER])
+    exchange: Any = Many(talk).ends([(transaction, COMMIT)]) if many else talk.end(transaction, COMMIT)
+    assert isinstance(next(exchange), Request)
+    background = exchange.send(failure).exchange
+    pause = next(background)
+    assert isinstance(pause, Wait)
+    assert least_s <= pause.seconds <= most_s
+    assert isinstance(background.send(None), Request)
+
+
+def test_an_end_is_left_to_check_back_if_the_pause_is_longer_than_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    exchange: Any = Conversation("shop", end_within_s=60.0).end(Transaction(new_id(), "shop", [ORDER]), COMMIT)
+    next(exchange)
+    background = exchange.send(Response(503, {"retry-after": "61"}, b"{}")).exchange
+    assert list(background) == []
+    assert "a pause of 61 s was asked for" in caplog.text
 
 
 async def test_ends_that_never_succeed_are_left_to_check_back(
