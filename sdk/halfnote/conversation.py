@@ -20,7 +20,22 @@ from halfnote.errors import (
     Unconfirmed,
     VerdictConflict,
 )
-from halfnote.exchange import REFUSED_WITHIN_S, Answer, Call, Exchange, Later, Outcome, Raised, Request, asked
+from halfnote.exchange import (
+    REFUSED_WITHIN_S,
+    Answer,
+    Call,
+    Dropped,
+    Exchange,
+    Later,
+    Outcome,
+    Raised,
+    Request,
+    Returned,
+    Wait,
+    asked,
+    carried_on,
+    pauses,
+)
 from halfnote.ids import new_id
 from halfnote.outcomes import Outcomes, judged
 from halfnote.outgoing import Outgoing, as_list, encoded, serializable
@@ -112,6 +127,11 @@ class Conversation:
         request = self.post("/half", self.half_content(transaction_id, messages, options))
         try:
             answer = yield from self._asked("the half message", request, within_s)
+        except Dropped:
+            # The local work did not begin, and nothing else would end the half before a check.
+            if not chosen:
+                yield Later(self._withdraw(transaction_id, under_way=True))
+            raise
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
@@ -133,6 +153,10 @@ class Conversation:
         """Post a half, run the local work, post the end. Raises HalfFailed or ListenerError."""
         transaction = yield from self.half(messages, **half)
         came = yield Call(lambda: execute_local(transaction, arg))
+        return (yield from carried_on(partial(self._concluded, transaction, came)))
+
+    def _concluded(self, transaction: Transaction, came: Returned | Raised) -> Exchange[TransactionResult]:
+        """Post the end after a listener's local work."""
         if isinstance(came, Raised):
             return (yield from self.failed(transaction, came.error))
         if not isinstance(came.value, Verdict):
@@ -227,7 +251,13 @@ class Conversation:
             and (yield Later(self._ended(transaction, request)))
         ):
             return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, "posted", error)
-        end, fault = yield from self._ended(transaction, request, attempts=1)
+        try:
+            end, fault = yield from self._ended(transaction, request, attempts=1)
+        except Dropped as dropped:
+            dropped.is_over = True
+            if verdict is not Verdict.UNKNOWN:
+                yield Later(self._ended(transaction, request))
+            raise
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
             taken = yield Later(self._ended(transaction, request, after_s=fault.after_s))
             if not taken:
@@ -243,6 +273,9 @@ class Conversation:
         request = self.post(f"/transactions/{transaction.transaction_id}/check", None)
         try:
             yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)
+        except Dropped as dropped:
+            dropped.is_over = True
+            raise
         except (Refused, Unconfirmed) as fault:
             # A failure only delays the check: Halfnote sends it in any case.
             log.info("transaction %s: %s", transaction.transaction_id, fault)
@@ -292,13 +325,22 @@ class Conversation:
         limit = self.refused_within_s
         return (yield from asked(what, request, within_s=within_s, clock=self.clock, refused_within_s=limit))
 
-    def _withdraw(self, transaction_id: UUID) -> Exchange[None]:
-        """Post a rollback of a half that may have been stored; 404 says that it was not."""
-        request = self.post("/end", self.withdrawal(transaction_id))
-        try:
-            yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
-        except (Refused, Unconfirmed) as fault:
-            log.info("transaction %s: %s", transaction_id, fault)
+    def _withdraw(self, transaction_id: UUID, *, under_way: bool = False) -> Exchange[None]:
+        """Post a rollback of a half that may have been stored; 404 says that it was not.
+
+        `under_way`: the half may still arrive, so a 404 is asked again for as long as its request may last.
+        """
+        request, waits = self.post("/end", self.withdrawal(transaction_id)), pauses(self.attempt_s, self.clock)
+        while True:
+            try:
+                yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
+                return
+            except (Refused, Unconfirmed) as fault:
+                wait_s = next(waits, None) if under_way and is_unknown(fault) else None
+                if wait_s is None:
+                    log.info("transaction %s: %s", transaction_id, fault)
+                    return
+            yield Wait(wait_s)
 
     def half_content(
         self, transaction_id: UUID, messages: Sequence[Outgoing], options: Mapping[str, Any]
@@ -333,6 +375,11 @@ class Conversation:
 def replayed(answer: Answer) -> bool:
     """Return whether a half was stored already."""
     return bool(answer.content.get("replayed"))
+
+
+def is_unknown(outcome: Outcome) -> bool:
+    """Return whether Halfnote does not have the transaction of an end."""
+    return isinstance(outcome, Refused) and outcome.problem.type == "transaction-unknown"
 
 
 def late(posted: Transaction, answer: Answer, began: float, now: float) -> bool:

@@ -6,7 +6,7 @@ producers share every decision, and tests need neither sockets nor time.
 
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -92,6 +92,15 @@ class Raised:
     """The exception of a function."""
 
     error: Exception
+
+
+class Dropped(BaseException):
+    """Thrown into an exchange whose caller was canceled, which then yields only what runs later.
+
+    `is_over`: the exchange has handed over what is left to do, or left it to check-back.
+    """
+
+    is_over = False
 
 
 Effect: TypeAlias = Request | Wait | Call | Later
@@ -225,6 +234,25 @@ def asked_each(
             break
         yield Wait(wait_s)
     return [found[n] for n in range(count)]
+
+
+def pauses(within_s: float, clock: Callable[[], float]) -> Iterator[float]:
+    """Yield the pauses between attempts, until `within_s` seconds after the first attempt has ended."""
+    until, pause_s = clock() + within_s, FIRST_PAUSE_S
+    while clock() + (wait_s := _jittered(pause_s)) < until:
+        yield wait_s
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def carried_on(make: Callable[[], Exchange[T]]) -> Exchange[T]:
+    """Run what follows local work; if its caller is canceled, begin it once more in the background."""
+    try:
+        return (yield from make())
+    except Dropped as dropped:
+        if not dropped.is_over:
+            dropped.is_over = True
+            yield Later(make())
+        raise
 
 
 def _jittered(pause_s: float) -> float:
