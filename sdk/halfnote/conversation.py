@@ -39,6 +39,7 @@ from halfnote.exchange import (
 from halfnote.ids import new_id
 from halfnote.outcomes import Outcomes, judged
 from halfnote.outgoing import Outgoing, as_list, encoded, serializable
+from halfnote.times import instant
 from halfnote.transaction import End, PlainResult, Registration, Transaction, TransactionResult
 from halfnote.verdicts import Verdict
 
@@ -49,6 +50,13 @@ REASON_MAX = 1000
 LEAST_IMMUNITY_S = 1.0
 # Refusals of an end after which no check of this producer comes.
 NO_CHECK = ("transaction-unknown", "day-gone", "wrong-group")
+# A group that is older was not registered by an attempt of now, whatever the difference of the clocks is.
+YOUNG_S = 3600.0
+SHOWN_ONCE = (
+    "%s was registered, perhaps by a request whose answer was lost, and with it the secret that signs checks, which is "
+    "shown once: if the group is new, make another secret by `POST %s/rotate-secret` or `halfnote groups rotate-secret "
+    "%s`"
+)
 NOTHING_DONE = "the half message was not confirmed in time, so nothing was done"
 
 
@@ -74,6 +82,7 @@ class Conversation:
     refused_within_s: float = REFUSED_WITHIN_S
     serialize: Callable[[Any], Any] = serializable
     wait_for_end: bool = True
+    wall: Callable[[], float] = time.time
 
     def half(
         self,
@@ -297,7 +306,10 @@ class Conversation:
     def register(
         self, check_urls: Sequence[str], policy: Mapping[str, Any], secret: str | None = None
     ) -> Exchange[Registration]:
-        """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed."""
+        """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed.
+
+        If the answer with the secret of a new group may have been lost, the log says so: the secret is shown once.
+        """
         content = {"check_urls": list(check_urls), **policy, **({"secret": secret} if secret is not None else {})}
         request = Request(
             "PUT", f"/producer-groups/{quote(self.group, safe='')}", self._encoded(content), self.attempt_s
@@ -305,7 +317,16 @@ class Conversation:
         what = f"the producer group `{self.group}`"
         answer = yield from self._asked(what, request, self.half_within_s)
         group = dict(answer.content)
+        if answer.after_doubt and answer.status == 200 and secret is None and self._is_young(group):
+            log.warning(SHOWN_ONCE, what, request.path, self.group)
         return Registration(answer.status == 201, group.pop("secret", None), group)
+
+    def _is_young(self, group: Mapping[str, Any]) -> bool:
+        """Return whether an attempt of now may have registered a group, as far as its age shows."""
+        try:
+            return self.wall() - instant(group["created_at"]).timestamp() < YOUNG_S
+        except (LookupError, AttributeError, TypeError, ValueError):
+            return True
 
     def _ended(
         self, transaction: Transaction, request: Request, *, attempts: int | None = None, after_s: float | None = None

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -349,6 +350,35 @@ async def test_registering(producing: Producers) -> None:
     assert (made.created, made.secret) == (True, "whsec_x")
     assert "secret" not in made.group
     assert halfnote.came[0][1] == {"check_urls": ["http://127.0.0.1:1/check"], "immunity_s": 3}
+
+
+@pytest.mark.parametrize(
+    ("age", "answered", "first", "given", "warns"),
+    [
+        (timedelta(seconds=1), 200, RESET, {}, True),
+        (timedelta(minutes=-5), 200, problem(503, "outcome-unknown"), {}, True),
+        (None, 200, RESET, {}, True),
+        # The group was registered long before; no attempt was lost; the secret is known.
+        (timedelta(days=1), 200, RESET, {}, False),
+        (timedelta(seconds=1), 200, problem(503, "overloaded"), {}, False),
+        (timedelta(seconds=1), 201, RESET, {}, False),
+        (timedelta(seconds=1), 200, RESET, {"secret": "whsec_x"}, False),
+    ],
+)
+async def test_a_secret_that_was_lost_with_its_answer_is_in_the_log(
+    producing: Producers,
+    caplog: pytest.LogCaptureFixture,
+    age: timedelta | None,
+    answered: int,
+    first: Any,
+    given: dict[str, str],
+    warns: bool,
+) -> None:
+    group = {} if age is None else {"created_at": (datetime.now(timezone.utc) - age).isoformat()}
+    halfnote = Scripted({"/producer-groups/shop": [first, answer(answered, group)]})
+    await producing(halfnote, half_within_s=30.0)(lambda p: p.register([], **given))
+    assert len(halfnote.came) == 2
+    assert ("POST /producer-groups/shop/rotate-secret" in caplog.text) is warns
 
 
 async def test_a_send_needs_a_listener() -> None:
