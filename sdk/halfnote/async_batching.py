@@ -5,7 +5,7 @@ import time
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, TypeAlias
 
-from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted
+from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted, too_late
 from halfnote.exchange import NoAnswer, Request, Response
 
 if TYPE_CHECKING:
@@ -58,12 +58,17 @@ class _Lane:
             return NoAnswer(_CLOSED, sent=False)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response | NoAnswer] = loop.create_future()
-        self._waiting.append((request, answer, copy_context()))
+        mine = (request, answer, copy_context())
+        self._waiting.append(mine)
         if not self._is_scheduled and len(self._awaited) < UNDER_WAY_MOST:
             # After the other callers that go on in this turn of the loop, as all do whose answers came together.
             self._is_scheduled = True
             loop.call_soon(self._send_waiting, context=Context())
-        return await answer
+        limit = loop.call_later(request.timeout_s, self._end_wait, mine, context=Context())
+        try:
+            return await answer
+        finally:
+            limit.cancel()
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -73,9 +78,15 @@ class _Lane:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _end_wait(self, mine: _Waiting) -> None:
+        """Answer a caller whose time is over; others may wait longer for the same request, or for a place."""
+        request, answer, _ = mine
+        if not answer.done():
+            answer.set_result(too_late(request, sent=all(one is not mine for one in self._waiting)))
+
     def _send_waiting(self) -> None:
         self._is_scheduled = False
-        # A caller that was canceled has sent nothing.
+        # A caller that was canceled, or whose time is over, has sent nothing.
         self._waiting = [one for one in self._waiting if not one[1].done()]
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._awaited) < UNDER_WAY_MOST:

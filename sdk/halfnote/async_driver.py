@@ -15,6 +15,7 @@ import httpx
 from halfnote.async_batching import BatchingWire
 from halfnote.exchange import (
     Call,
+    Dropped,
     Effect,
     Exchange,
     Later,
@@ -79,7 +80,17 @@ class AsyncDriver:
         self._last: _Running | None = None
 
     async def run(self, exchange: Exchange[T]) -> T:
-        """Run an exchange to its end; return its result or raise its error."""
+        """Run an exchange to its end; return its result or raise its error.
+
+        If this is canceled, the exchange hands over what is left to do to the background.
+        """
+        try:
+            return await self._run(exchange)
+        except asyncio.CancelledError:
+            self._drop(exchange)
+            raise
+
+    async def _run(self, exchange: Exchange[T]) -> T:
         try:
             effect = next(exchange)
             while True:
@@ -88,12 +99,24 @@ class AsyncDriver:
             result: T = stop.value
             return result
 
+    def _drop(self, exchange: Exchange[Any]) -> None:
+        try:
+            effect = exchange.throw(Dropped())
+            while isinstance(effect, Later):
+                effect = exchange.send(self.later(effect.exchange))
+            exchange.close()
+        except (Dropped, StopIteration):
+            pass
+        except Exception as error:
+            # The caller gets the cancellation.
+            log.error("what was canceled left nothing in the background", exc_info=error)
+
     def later(self, exchange: Exchange[Any]) -> bool:
         """Run an exchange in the background; False if too many are under way."""
         background = self._current().background
         if len(background) >= BACKGROUND_MAX:
             return False
-        task = asyncio.get_running_loop().create_task(self.run(exchange))
+        task = asyncio.get_running_loop().create_task(self._run(exchange))
         background.add(task)
         task.add_done_callback(partial(_over, background))
         return True

@@ -73,6 +73,11 @@ def combined(requests: Sequence[Request]) -> Request:
     return Request("POST", path, content + b"}", max(request.timeout_s for request in requests))
 
 
+def too_late(request: Request, *, sent: bool) -> NoAnswer:
+    """Return what a caller gets whose time is over, while the request that its own is a part of may have more."""
+    return NoAnswer(f"no answer within {request.timeout_s:g} s", sent)
+
+
 def parted(came: Response | NoAnswer, count: int) -> "list[Response | NoAnswer] | None":
     """Return what each of `count` requests gets; None if the list was refused, so that each must be sent by itself."""
     if count == 1 or isinstance(came, NoAnswer):

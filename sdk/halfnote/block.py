@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from halfnote.conversation import Conversation, reason_of
-from halfnote.exchange import Exchange
+from halfnote.exchange import Exchange, carried_on
 from halfnote.transaction import Transaction, TransactionResult
 from halfnote.verdicts import Verdict
 
@@ -80,9 +81,9 @@ class Block:
             transaction.result = yield from self._bound(transaction, self._binding, error)
             self._binding.release()
         elif error is None:
-            yield from self._ended(transaction)
+            yield from carried_on(partial(self._ended, transaction))
         elif isinstance(error, Exception):
-            transaction.result = yield from self._failed(transaction, error)
+            transaction.result = yield from carried_on(partial(self._failed, transaction, error))
         else:
             # A cancellation or an exit does not show what the database did meanwhile.
             transaction.result = _left(transaction)
@@ -119,7 +120,7 @@ class Block:
         if state == "none" and error is None:
             why = "no database transaction was committed in its block"
             return (yield from self._conversation.leave_to_check(transaction, why))
-        return (yield from self._over(transaction, state, error))
+        return (yield from carried_on(partial(self._over, transaction, state, error)))
 
     def _follow(self, transaction: OpenTransaction, binding: Binding, state: DatabaseState) -> None:
         """Post the end in the background, now or when the database transaction is over."""

@@ -44,8 +44,8 @@ class CheckAnswering:
                 failed, started = 0, False
             except Exception as error:
                 failed += 1
-                log.warning(FAILED, paused_s(failed), error)
-                await self._pause(paused_s(failed))
+                log.warning(FAILED, paused_s(failed, error), error)
+                await self._pause(paused_s(failed, error))
 
     async def _turn(self, started: bool) -> None:
         claiming = asyncio.create_task(self._driver.run(self._claiming.claimed(WAIT_S, started=started)))
@@ -95,5 +95,5 @@ class SyncCheckAnswering:
                 failed += 1
                 if self._stopping.is_set():
                     return
-                log.warning(FAILED, paused_s(failed), error)
-                self._stopping.wait(paused_s(failed))
+                log.warning(FAILED, paused_s(failed, error), error)
+                self._stopping.wait(paused_s(failed, error))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from halfnote.check import EACH_WITHIN_S, checked
 from halfnote.conversation import Conversation
+from halfnote.errors import Unconfirmed
 from halfnote.exchange import Call, Exchange, Raised, Request, asked
 from halfnote.listener import CheckListener
 from halfnote.verdicts import Verdict
@@ -24,8 +25,8 @@ INVISIBLE_S = 60
 LOOKED_AT_WITHIN = 0.8
 # Answers are posted at least this often while the listener is slow.
 POST_EVERY_S = 5.0
-# The waits after a claim that failed.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+# The waits after a claim that failed, and the longest one that an answer may ask for.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_OBEYED_S = 1.0, 30.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Claiming:
         return Request("POST", f"/producer-groups/{group}/checks/{act}", json.dumps(content).encode(), timeout_s)
 
 
-def paused_s(failed: int) -> float:
-    """Return how long to wait after so many claims in a row that failed."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failed - 1, 10))
+def paused_s(failed: int, error: Exception) -> float:
+    """Return how long to wait after so many claims in a row that failed, the last one with `error`."""
+    asked_s = error.after_s if isinstance(error, Unconfirmed) else 0.0
+    return max(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failed - 1, 10)), min(asked_s, LONGEST_OBEYED_S))

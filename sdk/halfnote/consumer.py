@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,8 @@ from halfnote.message import Message
 log = logging.getLogger("halfnote")
 
 WAIT_S = 20.0
+# The consumers whose handlers the running code belongs to. A task that a handler starts belongs to it as well.
+_handles: ContextVar[tuple["Consumer", ...]] = ContextVar("halfnote_consumers", default=())
 
 
 class Consumer:
@@ -60,6 +63,9 @@ class Consumer:
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
+        # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
+        self._idle, self._closes_at_end = asyncio.Event(), False
+        self._idle.set()
         self._held: dict[str, HeldMessage] = {}
         # The handles of those that are being worked on. What is given back besides uses up no try.
         self._begun: set[str] = set()
@@ -103,20 +109,43 @@ class Consumer:
         Refused.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
-        await self._give_back(None)
-        free = asyncio.Semaphore(at_once)
-        while held := await self._claim():
-            await self._lanes([self._lane(lane, take, free) for lane in lanes_of(held)])
-            await self._acknowledged()
-        await self._give_back(None)
+        self._idle.clear()
+        try:
+            await self._give_back(None)
+            free = asyncio.Semaphore(at_once)
+            while held := await self._claim():
+                await self._lanes([self._lane(lane, take, free) for lane in lanes_of(held)])
+                await self._acknowledged()
+            await self._give_back(None)
+        finally:
+            try:
+                if self._closes_at_end:
+                    await self._close(None)
+            finally:
+                self._idle.set()
 
     def stop(self) -> None:
         """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
         self._stopping.set()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop, and give back what is held; `error`: why."""
+        """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
+
+        Called by a handler, or canceled while it waits, it leaves the rest to that `run`, which closes at its end.
+        """
         self.stop()
+        if not self._idle.is_set() and self in _handles.get():
+            self._closes_at_end = True
+            return
+        try:
+            await self._idle.wait()
+        except BaseException:
+            self._closes_at_end = True
+            raise
+        await self._close(error)
+
+    async def _close(self, error: BaseException | None) -> None:
+        self._closes_at_end = False
         await self._give_back(error)
         if self._keeper is not None:
             self._keeper.cancel()
@@ -138,6 +167,7 @@ class Consumer:
         self, lane: Sequence[HeldMessage], take: Callable[[Message], Awaitable[Any]], free: asyncio.Semaphore
     ) -> None:
         """Handle messages one after the other; after one that failed, give the others back."""
+        _handles.set((*_handles.get(), self))
         async with free:
             for n, one in enumerate(lane):
                 if self._stopping.is_set() or not await self._begins(one):
@@ -201,9 +231,9 @@ class Consumer:
                 found = await self._unless_stopped()
             except Unconfirmed as error:
                 failed += 1
-                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), paused_s(failed))
+                    await asyncio.wait_for(self._stopping.wait(), paused_s(failed, error))
                 continue
             failed = 0
             if found:

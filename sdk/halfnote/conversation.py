@@ -20,10 +20,26 @@ from halfnote.errors import (
     Unconfirmed,
     VerdictConflict,
 )
-from halfnote.exchange import REFUSED_WITHIN_S, Answer, Call, Exchange, Later, Outcome, Raised, Request, asked
+from halfnote.exchange import (
+    REFUSED_WITHIN_S,
+    Answer,
+    Call,
+    Dropped,
+    Exchange,
+    Later,
+    Outcome,
+    Raised,
+    Request,
+    Returned,
+    Wait,
+    asked,
+    carried_on,
+    pauses,
+)
 from halfnote.ids import new_id
 from halfnote.outcomes import Outcomes, judged
 from halfnote.outgoing import Outgoing, as_list, encoded, serializable
+from halfnote.times import instant
 from halfnote.transaction import End, PlainResult, Registration, Transaction, TransactionResult
 from halfnote.verdicts import Verdict
 
@@ -34,6 +50,13 @@ REASON_MAX = 1000
 LEAST_IMMUNITY_S = 1.0
 # Refusals of an end after which no check of this producer comes.
 NO_CHECK = ("transaction-unknown", "day-gone", "wrong-group")
+# A group that is older was not registered by an attempt of now, whatever the difference of the clocks is.
+YOUNG_S = 3600.0
+SHOWN_ONCE = (
+    "%s was registered, perhaps by a request whose answer was lost, and with it the secret that signs checks, which is "
+    "shown once: if the group is new, make another secret by `POST %s/rotate-secret` or `halfnote groups rotate-secret "
+    "%s`"
+)
 NOTHING_DONE = "the half message was not confirmed in time, so nothing was done"
 
 
@@ -59,6 +82,7 @@ class Conversation:
     refused_within_s: float = REFUSED_WITHIN_S
     serialize: Callable[[Any], Any] = serializable
     wait_for_end: bool = True
+    wall: Callable[[], float] = time.time
 
     def half(
         self,
@@ -112,6 +136,11 @@ class Conversation:
         request = self.post("/half", self.half_content(transaction_id, messages, options))
         try:
             answer = yield from self._asked("the half message", request, within_s)
+        except Dropped:
+            # The local work did not begin, and nothing else would end the half before a check.
+            if not chosen:
+                yield Later(self._withdraw(transaction_id, under_way=True))
+            raise
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
@@ -133,6 +162,10 @@ class Conversation:
         """Post a half, run the local work, post the end. Raises HalfFailed or ListenerError."""
         transaction = yield from self.half(messages, **half)
         came = yield Call(lambda: execute_local(transaction, arg))
+        return (yield from carried_on(partial(self._concluded, transaction, came)))
+
+    def _concluded(self, transaction: Transaction, came: Returned | Raised) -> Exchange[TransactionResult]:
+        """Post the end after a listener's local work."""
         if isinstance(came, Raised):
             return (yield from self.failed(transaction, came.error))
         if not isinstance(came.value, Verdict):
@@ -227,9 +260,15 @@ class Conversation:
             and (yield Later(self._ended(transaction, request)))
         ):
             return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, "posted", error)
-        end, fault = yield from self._ended(transaction, request, attempts=1)
+        try:
+            end, fault = yield from self._ended(transaction, request, attempts=1)
+        except Dropped as dropped:
+            dropped.is_over = True
+            if verdict is not Verdict.UNKNOWN:
+                yield Later(self._ended(transaction, request))
+            raise
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
-            taken = yield Later(self._ended(transaction, request))
+            taken = yield Later(self._ended(transaction, request, after_s=fault.after_s))
             if not taken:
                 log.warning("transaction %s is left to check-back: too many ends wait", transaction.transaction_id)
         return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, error or fault)
@@ -243,6 +282,9 @@ class Conversation:
         request = self.post(f"/transactions/{transaction.transaction_id}/check", None)
         try:
             yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)
+        except Dropped as dropped:
+            dropped.is_over = True
+            raise
         except (Refused, Unconfirmed) as fault:
             # A failure only delays the check: Halfnote sends it in any case.
             log.info("transaction %s: %s", transaction.transaction_id, fault)
@@ -264,7 +306,10 @@ class Conversation:
     def register(
         self, check_urls: Sequence[str], policy: Mapping[str, Any], secret: str | None = None
     ) -> Exchange[Registration]:
-        """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed."""
+        """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed.
+
+        If the answer with the secret of a new group may have been lost, the log says so: the secret is shown once.
+        """
         content = {"check_urls": list(check_urls), **policy, **({"secret": secret} if secret is not None else {})}
         request = Request(
             "PUT", f"/producer-groups/{quote(self.group, safe='')}", self._encoded(content), self.attempt_s
@@ -272,15 +317,26 @@ class Conversation:
         what = f"the producer group `{self.group}`"
         answer = yield from self._asked(what, request, self.half_within_s)
         group = dict(answer.content)
+        if answer.after_doubt and answer.status == 200 and secret is None and self._is_young(group):
+            log.warning(SHOWN_ONCE, what, request.path, self.group)
         return Registration(answer.status == 201, group.pop("secret", None), group)
 
-    def _ended(
-        self, transaction: Transaction, request: Request, attempts: int | None = None
-    ) -> Exchange[tuple[End, Exception | None]]:
-        """Post an end and return its outcome; failures are returned, not raised."""
-        what = f"the end of transaction {transaction.transaction_id}"
+    def _is_young(self, group: Mapping[str, Any]) -> bool:
+        """Return whether an attempt of now may have registered a group, as far as its age shows."""
         try:
-            answer = yield from asked(what, request, within_s=self.end_within_s, clock=self.clock, attempts=attempts)
+            return self.wall() - instant(group["created_at"]).timestamp() < YOUNG_S
+        except (LookupError, AttributeError, TypeError, ValueError):
+            return True
+
+    def _ended(
+        self, transaction: Transaction, request: Request, *, attempts: int | None = None, after_s: float | None = None
+    ) -> Exchange[tuple[End, Exception | None]]:
+        """Post an end and return its outcome; failures are returned, not raised. `after_s` as of `asked`."""
+        what, within_s = f"the end of transaction {transaction.transaction_id}", self.end_within_s
+        try:
+            answer = yield from asked(
+                what, request, within_s=within_s, clock=self.clock, attempts=attempts, after_s=after_s
+            )
         except (Refused, Unconfirmed) as fault:
             return end_of(transaction, fault)
         return end_of(transaction, answer)
@@ -290,13 +346,22 @@ class Conversation:
         limit = self.refused_within_s
         return (yield from asked(what, request, within_s=within_s, clock=self.clock, refused_within_s=limit))
 
-    def _withdraw(self, transaction_id: UUID) -> Exchange[None]:
-        """Post a rollback of a half that may have been stored; 404 says that it was not."""
-        request = self.post("/end", self.withdrawal(transaction_id))
-        try:
-            yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
-        except (Refused, Unconfirmed) as fault:
-            log.info("transaction %s: %s", transaction_id, fault)
+    def _withdraw(self, transaction_id: UUID, *, under_way: bool = False) -> Exchange[None]:
+        """Post a rollback of a half that may have been stored; 404 says that it was not.
+
+        `under_way`: the half may still arrive, so a 404 is asked again for as long as its request may last.
+        """
+        request, waits = self.post("/end", self.withdrawal(transaction_id)), pauses(self.attempt_s, self.clock)
+        while True:
+            try:
+                yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
+                return
+            except (Refused, Unconfirmed) as fault:
+                wait_s = next(waits, None) if under_way and is_unknown(fault) else None
+                if wait_s is None:
+                    log.info("transaction %s: %s", transaction_id, fault)
+                    return
+            yield Wait(wait_s)
 
     def half_content(
         self, transaction_id: UUID, messages: Sequence[Outgoing], options: Mapping[str, Any]
@@ -331,6 +396,11 @@ class Conversation:
 def replayed(answer: Answer) -> bool:
     """Return whether a half was stored already."""
     return bool(answer.content.get("replayed"))
+
+
+def is_unknown(outcome: Outcome) -> bool:
+    """Return whether Halfnote does not have the transaction of an end."""
+    return isinstance(outcome, Refused) and outcome.problem.type == "transaction-unknown"
 
 
 def late(posted: Transaction, answer: Answer, began: float, now: float) -> bool:

@@ -60,11 +60,14 @@ class Refused(HalfnoteError):
 
 
 class Unconfirmed(HalfnoteError):
-    """No usable answer came in time. `perhaps_done`: the request may have been stored."""
+    """No usable answer came in time.
 
-    def __init__(self, what: str, error: str, *, perhaps_done: bool) -> None:
+    `perhaps_done`: the request may have been stored. `after_s`: the pause that the last answer asked for, or 0.
+    """
+
+    def __init__(self, what: str, error: str, *, perhaps_done: bool, after_s: float = 0.0) -> None:
         super().__init__(f"{what} was not confirmed in time: {error}")
-        self.perhaps_done = perhaps_done
+        self.perhaps_done, self.after_s = perhaps_done, after_s
 
 
 def _own_id(cause: Refused | Unconfirmed) -> str:

@@ -6,7 +6,7 @@ producers share every decision, and tests need neither sockets nor time.
 
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -94,6 +94,15 @@ class Raised:
     error: Exception
 
 
+class Dropped(BaseException):
+    """Thrown into an exchange whose caller was canceled, which then yields only what runs later.
+
+    `is_over`: the exchange has handed over what is left to do, or left it to check-back.
+    """
+
+    is_over = False
+
+
 Effect: TypeAlias = Request | Wait | Call | Later
 Exchange: TypeAlias = Generator[Effect, Any, T]
 # Returns the JSON object of an answer's body. Raises ValueError or RecursionError.
@@ -114,11 +123,7 @@ class Answer:
 
 
 class Temporary(Unconfirmed):
-    """The outcome of one transaction of a request that may have another one later. `retry_after_s`: 0 if not said."""
-
-    def __init__(self, what: str, error: str, *, perhaps_done: bool, after_s: float) -> None:
-        super().__init__(what, error, perhaps_done=perhaps_done)
-        self.retry_after_s = after_s
+    """The outcome of one transaction of a request that may have another one later."""
 
 
 Outcome: TypeAlias = Answer | Refused | Unconfirmed
@@ -132,19 +137,27 @@ def asked(
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
     refused_within_s: float | None = None,
+    after_s: float | None = None,
     read: Reader | None = None,
 ) -> Exchange[Answer]:
     """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
 
     If each attempt was refused a connection, so that nothing can have been stored, for at most `refused_within_s`.
     Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
-    or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. `read` returns the JSON object of a
-    success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
+    or 503 is obeyed, unless the usual pause is longer; if it exceeds the remaining time, the exchange fails at once.
+    `after_s`: the request repeats one that has failed, whose answer asked for such a pause (0: for none). `read`
+    returns the JSON object of a success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
     """
     began = clock()
     until, refused_until = began + within_s, began + (within_s if refused_within_s is None else refused_within_s)
     perhaps_done, only_refused, tried = False, True, 0
     pause_s = FIRST_PAUSE_S
+    if after_s is not None:
+        first_s = max(after_s, _jittered(pause_s))
+        if first_s >= within_s:
+            raise Unconfirmed(what, f"a pause of {first_s:g} s was asked for", perhaps_done=True, after_s=after_s)
+        yield Wait(first_s)
+        pause_s *= 2
     while True:
         sent_at = clock()
         left_s = max(until - sent_at, SHORTEST_TIMEOUT_S)
@@ -163,11 +176,10 @@ def asked(
                 raise Refused(what, found, perhaps_done=perhaps_done)
             error, asked_s = found, retry_after_s(came)
             perhaps_done = perhaps_done or not _surely_not_done(came)
-        # Jitter, so that many callers do not retry at the same moment.
-        wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        wait_s = max(asked_s or 0.0, _jittered(pause_s))
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if tried == attempts or clock() + wait_s >= (min(until, refused_until) if only_refused else until):
-            raise Unconfirmed(what, error, perhaps_done=perhaps_done)
+            raise Unconfirmed(what, error, perhaps_done=perhaps_done, after_s=asked_s or 0.0)
         yield Wait(wait_s)
 
 
@@ -180,11 +192,12 @@ def asked_each(
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
     refused_within_s: float | None = None,
+    after_s: float | None = None,
 ) -> Exchange[list[Outcome]]:
     """Send a request of `count` transactions until each is answered for good; return the outcome of each.
 
     `request_of` returns the request of the transactions of these numbers: only what is not answered for good is sent
-    again. Time limits and attempts are those of `asked`.
+    again. Time limits, attempts and `after_s` are those of `asked`.
     """
     until, tried, pause_s = clock() + within_s, 0, FIRST_PAUSE_S
     found: dict[int, Outcome] = {}
@@ -198,6 +211,7 @@ def asked_each(
                 clock=clock,
                 attempts=attempts,
                 refused_within_s=None if tried else refused_within_s,
+                after_s=None if tried else after_s,
             )
             outcomes = _outcomes(what, answer, len(waiting))
         except (Refused, Unconfirmed) as fault:
@@ -214,13 +228,36 @@ def asked_each(
             if n in doubtful and not isinstance(one, Answer):
                 one.perhaps_done = True
         waiting = [n for n, _ in later]
-        wait_s = max((one.retry_after_s for _, one in later), default=0.0)
-        wait_s = wait_s or pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        wait_s = max([_jittered(pause_s), *(one.after_s for _, one in later)])
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if not later or tried == attempts or clock() + wait_s >= until:
             break
         yield Wait(wait_s)
     return [found[n] for n in range(count)]
+
+
+def pauses(within_s: float, clock: Callable[[], float]) -> Iterator[float]:
+    """Yield the pauses between attempts, until `within_s` seconds after the first attempt has ended."""
+    until, pause_s = clock() + within_s, FIRST_PAUSE_S
+    while clock() + (wait_s := _jittered(pause_s)) < until:
+        yield wait_s
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def carried_on(make: Callable[[], Exchange[T]]) -> Exchange[T]:
+    """Run what follows local work; if its caller is canceled, begin it once more in the background."""
+    try:
+        return (yield from make())
+    except Dropped as dropped:
+        if not dropped.is_over:
+            dropped.is_over = True
+            yield Later(make())
+        raise
+
+
+def _jittered(pause_s: float) -> float:
+    """Return a part of a pause, so that many callers do not retry at the same moment."""
+    return pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
 
 
 def _outcomes(what: str, answer: Answer, count: int) -> "list[Outcome]":

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from halfnote.batching import TRANSACTIONS_MOST
-from halfnote.conversation import Conversation, end_of, late, replayed
+from halfnote.conversation import Conversation, end_of, is_unknown, late, replayed
 from halfnote.errors import HalfFailed, PlainFailed, Refused, Unconfirmed
-from halfnote.exchange import Answer, Exchange, Later, Outcome, asked_each
+from halfnote.exchange import Answer, Dropped, Exchange, Later, Outcome, Wait, asked_each, pauses
 from halfnote.ids import new_id
 from halfnote.outgoing import Outgoing, as_list
 from halfnote.transaction import PlainResult, Transaction, TransactionResult
@@ -55,7 +55,14 @@ class Many:
             for transaction_id, one in zip(ids, listed, strict=True)
         ]
         began = talk.clock()
-        outcomes = yield from self._asked("the half messages", "/halves", "halves", contents, talk.half_within_s)
+        try:
+            outcomes = yield from self._asked("the half messages", "/halves", "halves", contents, talk.half_within_s)
+        except Dropped:
+            # Their local work did not begin.
+            new = [ids[n] for n, one in enumerate(listed) if one.transaction_id is None]
+            if new:
+                yield Later(self._withdraw(new, under_way=True))
+            raise
         now = talk.clock()
         found: list[Transaction | HalfFailed] = []
         withdrawn: list[UUID] = []
@@ -76,15 +83,22 @@ class Many:
         talk, listed = self.conversation, _bounded(ends)
         if not talk.wait_for_end and (yield Later(self._ended(listed))):
             return [_result(transaction, verdict, "posted", None) for transaction, verdict in listed]
-        outcomes = yield from self._ended(listed, attempts=1)
+        try:
+            outcomes = yield from self._ended(listed, attempts=1)
+        except Dropped:
+            known = [(transaction, verdict) for transaction, verdict in listed if verdict is not Verdict.UNKNOWN]
+            if known:
+                yield Later(self._ended(known))
+            raise
         results = []
-        again = []
+        again, after_s = [], 0.0
         for (transaction, verdict), outcome in zip(listed, outcomes, strict=True):
             end, fault = end_of(transaction, outcome)
             results.append(_result(transaction, verdict, end, fault))
             if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
                 again.append((transaction, verdict))
-        if again and not (yield Later(self._ended(again))):
+                after_s = max(after_s, fault.after_s)
+        if again and not (yield Later(self._ended(again, after_s=after_s))):
             log.warning("%d transactions are left to check-back: too many ends wait", len(again))
         return results
 
@@ -116,17 +130,32 @@ class Many:
         return posted
 
     def _ended(
-        self, ends: Sequence[tuple[Transaction, Verdict]], attempts: int | None = None
+        self,
+        ends: Sequence[tuple[Transaction, Verdict]],
+        *,
+        attempts: int | None = None,
+        after_s: float | None = None,
     ) -> Exchange[list[Outcome]]:
         talk = self.conversation
         contents = [talk.end_content(transaction.transaction_id, verdict) for transaction, verdict in ends]
-        return (yield from self._asked("the ends", "/ends", "ends", contents, talk.end_within_s, attempts))
+        limits = {"attempts": attempts, "after_s": after_s}
+        return (yield from self._asked("the ends", "/ends", "ends", contents, talk.end_within_s, **limits))
 
-    def _withdraw(self, transaction_ids: Sequence[UUID]) -> Exchange[None]:
-        """Post rollbacks of halves that may have been stored; 404 says that one was not."""
-        talk = self.conversation
-        contents = [talk.withdrawal(transaction_id) for transaction_id in transaction_ids]
-        yield from self._asked("withdrawals", "/ends", "ends", contents, talk.end_within_s)
+    def _withdraw(self, transaction_ids: Sequence[UUID], *, under_way: bool = False) -> Exchange[None]:
+        """Post rollbacks of halves that may have been stored; 404 says that one was not.
+
+        `under_way`: they may still arrive, so a 404 is asked again for as long as their request may last.
+        """
+        talk, ids = self.conversation, list(transaction_ids)
+        waits = pauses(talk.attempt_s, talk.clock)
+        while True:
+            contents = [talk.withdrawal(transaction_id) for transaction_id in ids]
+            outcomes = yield from self._asked("withdrawals", "/ends", "ends", contents, talk.end_within_s)
+            ids = [one for one, outcome in zip(ids, outcomes, strict=True) if under_way and is_unknown(outcome)]
+            wait_s = next(waits, None) if ids else None
+            if wait_s is None:
+                return
+            yield Wait(wait_s)
 
     def _asked(
         self,
@@ -135,7 +164,7 @@ class Many:
         field: str,
         contents: Sequence[Mapping[str, Any]],
         within_s: float,
-        attempts: int | None = None,
+        **limits: Any,
     ) -> Exchange[list[Outcome]]:
         talk = self.conversation
         return (
@@ -145,8 +174,8 @@ class Many:
                 len(contents),
                 within_s=within_s,
                 clock=talk.clock,
-                attempts=attempts,
                 refused_within_s=None if path == "/ends" else talk.refused_within_s,
+                **limits,
             )
         )
 

@@ -1,12 +1,14 @@
 """Sends requests that wait at the same time as one, on threads."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted
-from halfnote.exchange import NoAnswer, Request, Response
+from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted, too_late
+from halfnote.exchange import SHORTEST_TIMEOUT_S, NoAnswer, Request, Response
 
 _Ask: TypeAlias = Callable[[Request], Response | NoAnswer]
 
@@ -52,10 +54,14 @@ class Batching:
 
 
 class _Waiting:
-    """A request of a thread that waits. `came` None after `goes_on`: the thread has a place, and sends."""
+    """A request of a thread that waits until a time at most.
+
+    `came` None after `goes_on`: the thread has a place, and sends.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.until = time.monotonic() + request.timeout_s
         self.goes_on = threading.Event()
         self.came: Response | NoAnswer | None = None
 
@@ -77,8 +83,10 @@ class _Lane:
             if not sends:
                 self._waiting.append(mine)
         try:
-            while not sends and not mine.goes_on.wait(self._slow_s):
+            while not sends and not mine.goes_on.wait(max(0.0, min(self._slow_s, mine.until - time.monotonic()))):
                 with self._lock:
+                    if time.monotonic() >= mine.until and not mine.goes_on.is_set():
+                        return self._ended(mine)
                     # Those under way may be slow by now. A request that another thread sends is no longer in the list.
                     sends = mine in self._waiting and self._takes_place(mine)
                     if sends:
@@ -88,6 +96,13 @@ class _Lane:
             self._give_up(mine)
             raise
         return self._send(mine) if mine.came is None else mine.came
+
+    def _ended(self, mine: _Waiting) -> NoAnswer:
+        """Return the outcome of a request whose time is over. Called with the lock."""
+        waits = mine in self._waiting
+        if waits:
+            self._waiting.remove(mine)
+        return too_late(mine.request, sent=not waits)
 
     def _takes_place(self, mine: _Waiting) -> bool:
         """Give a request a place if one is free. Called with the lock."""
@@ -111,13 +126,19 @@ class _Lane:
             self._waiting.pop(0).goes_on.set()
 
     def _send(self, mine: _Waiting) -> Response | NoAnswer:
-        """Send this request and those that wait; then give the place to the next thread that waits."""
+        """Send this request and those that wait; then give the place to the next thread that waits.
+
+        Not those that may take longer: this thread would wait for them beyond its own time.
+        """
         with self._lock:
-            count = fitting([len(one.request.content) for one in (mine, *self._waiting)])
-            sent, self._waiting = [mine, *self._waiting[: count - 1]], self._waiting[count - 1 :]
+            others = [one for one in self._waiting if one.request.timeout_s <= mine.request.timeout_s]
+            count = fitting([len(one.request.content) for one in (mine, *others)])
+            sent, taken = [mine, *others[: count - 1]], set(others[: count - 1])
+            self._waiting = [one for one in self._waiting if one not in taken]
+            left_s = max(mine.until - time.monotonic(), SHORTEST_TIMEOUT_S)
         answers: Sequence[Response | NoAnswer] = [NoAnswer("the thread that sent it was stopped", sent=True)] * count
         try:
-            answers = _answers(self._ask, self._single, [one.request for one in sent])
+            answers = _answers(self._ask, self._single, [one.request for one in sent], left_s)
         finally:
             with self._lock:
                 self._leave(mine)
@@ -127,8 +148,11 @@ class _Lane:
         return answers[0]
 
 
-def _answers(ask: _Ask, single: Single, requests: Sequence[Request]) -> Sequence[Response | NoAnswer]:
-    answers = parted(ask(combined(requests)), len(requests))
+def _answers(
+    ask: _Ask, single: Single, requests: Sequence[Request], timeout_s: float = math.inf
+) -> Sequence[Response | NoAnswer]:
+    request = combined(requests)
+    answers = parted(ask(replace(request, timeout_s=min(request.timeout_s, timeout_s))), len(requests))
     if answers is None:
         single.refused()
         answers = [ask(request) for request in requests]

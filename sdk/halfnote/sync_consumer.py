@@ -62,6 +62,11 @@ class SyncConsumer:
         self._wait_s = wait_s
         self._stopping = threading.Event()
         self._closing = threading.Event()
+        # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
+        self._idle, self._closes_at_end = threading.Event(), False
+        self._idle.set()
+        # The threads of that `run`, by their identifiers: its own, and those of handlers.
+        self._threads: set[int] = set()
         self._held: dict[str, HeldMessage] = {}
         # The handles of those that are being worked on. What is given back besides uses up no try.
         self._begun: set[str] = set()
@@ -107,6 +112,49 @@ class SyncConsumer:
         Refused.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
+        # A signal's handler may call `close` on this thread, at any time.
+        self._threads.add(threading.get_ident())
+        self._idle.clear()
+        try:
+            self._run(take, at_once)
+        finally:
+            try:
+                if self._closes_at_end:
+                    self._close(None)
+            finally:
+                self._idle.set()
+                self._threads.clear()
+
+    def stop(self) -> None:
+        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        self._stopping.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
+
+        Called on a thread of that `run`, as by a handler or a signal, it leaves the rest to it: it closes at its end.
+        """
+        self.stop()
+        if not self._idle.is_set() and threading.get_ident() in self._threads:
+            self._closes_at_end = True
+            return
+        try:
+            self._idle.wait()
+        except BaseException:
+            self._closes_at_end = True
+            raise
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        self._closes_at_end = False
+        self._give_back(error)
+        self._closing.set()
+        if self._keeper is not None:
+            self._keeper.join(self._consuming.attempt_s)
+        self._poster.shutdown()
+        self._driver.close(0)
+
+    def _run(self, take: Callable[[Message], Any], at_once: int) -> None:
         self._give_back(None)
         leaves = threading.Event()
         with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
@@ -119,22 +167,9 @@ class SyncConsumer:
                 leaves.set()
         self._give_back(None)
 
-    def stop(self) -> None:
-        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
-        self._stopping.set()
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Stop, and give back what is held; `error`: why."""
-        self.stop()
-        self._give_back(error)
-        self._closing.set()
-        if self._keeper is not None:
-            self._keeper.join(self._consuming.attempt_s)
-        self._poster.shutdown()
-        self._driver.close(0)
-
     def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any], leaves: threading.Event) -> None:
         """Handle messages one after the other; after one that failed, give the others back."""
+        self._threads.add(threading.get_ident())
         for n, one in enumerate(lane):
             if leaves.is_set() or self._stopping.is_set() or not self._begins(one):
                 return
@@ -199,8 +234,8 @@ class SyncConsumer:
                 found = self._driver.run(self._consuming.claimed(self._wait_s))
             except Unconfirmed as error:
                 failed += 1
-                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
-                self._stopping.wait(paused_s(failed))
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
+                self._stopping.wait(paused_s(failed, error))
                 continue
             failed = 0
             if found:

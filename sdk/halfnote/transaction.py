@@ -85,7 +85,11 @@ class PlainResult:
 
 @dataclass(frozen=True)
 class Registration:
-    """A registered producer group. `secret` signs checks: shown once, if the group is new and none was given."""
+    """A registered producer group. `secret` signs checks: shown once, if the group is new and none was given.
+
+    It is also None if the answer that had it was lost and the request was repeated. The log then names the request that
+    makes another one.
+    """
 
     created: bool
     secret: str | None

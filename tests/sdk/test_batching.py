@@ -41,9 +41,9 @@ LIMIT_S = 30
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{:02x}"
 
 
-def half(n: int, trace: str | None = None, size: int = 0) -> Request:
+def half(n: int, trace: str | None = None, size: int = 0, timeout_s: float = LIMIT_S) -> Request:
     content = json.dumps({"n": n, "pad": "x" * size}).encode()
-    return Request("POST", "/half", content, 5, {} if trace is None else {"traceparent": trace})
+    return Request("POST", "/half", content, timeout_s, {} if trace is None else {"traceparent": trace})
 
 
 def numbers(request: Request) -> list[int]:
@@ -133,7 +133,7 @@ def test_the_trace_contexts_of_all_are_in_the_request() -> None:
     assert (both.path, both.headers) == ("/halves", {})
     assert json.loads(both.content)["traceparents"] == [TRACE.format(1), None]
     assert json.loads(combined([half(1), half(2)]).content).keys() == {"halves"}
-    assert combined([half(1), Request("POST", "/half", b"{}", 7)]).timeout_s == 7
+    assert combined([half(1), Request("POST", "/half", b"{}", 37)]).timeout_s == 37
 
 
 def test_each_gets_what_a_request_of_its_own_would_get() -> None:
@@ -354,6 +354,26 @@ async def test_a_request_without_an_answer_keeps_others_waiting_for_a_short_time
     assert [(lane._under_way, lane._awaited) for lane in wire._lanes.values()] == [({}, {})]
 
 
+async def test_each_caller_waits_for_its_own_time_at_most() -> None:
+    far = Service()
+    wire = BatchingWire(far, LIMIT_S)
+    asking = [asyncio.create_task(wire.ask(half(n, timeout_s=s))) for n, s in ((1, 0.05), (2, LIMIT_S))]
+    came = await asking[0]
+    assert isinstance(came, NoAnswer)
+    assert (came.sent, numbers(far.asked[0])) == (True, [1, 2])
+    # Nothing is sent of one that waits for a place for all of its time.
+    other = asyncio.create_task(wire.ask(half(3)))
+    await turns()
+    came = await wire.ask(half(4, timeout_s=0.05))
+    assert isinstance(came, NoAnswer)
+    assert not came.sent
+    for n in range(2):
+        far.go(n)
+    assert [number_in(one) for one in await asyncio.gather(asking[1], other)] == [2, 3]
+    await turns()
+    assert len(far.asked) == 2
+
+
 async def test_a_request_with_an_answer_has_no_timer() -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
@@ -432,6 +452,53 @@ async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_
             goes_on.set()
         assert [number_in(one.result(LIMIT_S)) for one in held] == list(range(UNDER_WAY_MOST))
     assert sorted(n for request in asked for n in numbers(request)) == [*range(UNDER_WAY_MOST), *range(10, 25)]
+    assert [lane._under_way for lane in batching._lanes.values()] == [{}]
+
+
+async def test_each_thread_waits_for_its_own_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("halfnote.sync_batching.time", SimpleNamespace(monotonic=lambda: now[0]))
+    far = HeldService()
+    batching = Batching(far.ask, slow_s=0.05)
+    with ThreadPoolExecutor(20) as pool:
+        asking = []
+        for n in range(UNDER_WAY_MOST):
+            asking.append(pool.submit(batching.ask, half(n)))
+            await until(lambda: len(far.asked) == len(asking))
+        for n, timeout_s in enumerate((5.0, 5.0, 1.0, 6.0), UNDER_WAY_MOST):
+            asking.append(pool.submit(batching.ask, half(n, timeout_s=timeout_s)))
+            await until(lambda: waiting_in(batching) == len(asking) - UNDER_WAY_MOST)
+        now[0] += 0.03125
+        far.goes_on.release()
+        await until(lambda: len(far.asked) == UNDER_WAY_MOST + 1)
+        # The thread that sends waits no longer than its own time, so it sends nothing that may take longer.
+        first, second, third, last = range(UNDER_WAY_MOST, UNDER_WAY_MOST + 4)
+        assert (numbers(far.asked[-1]), far.asked[-1].timeout_s) == ([first, second, third], 4.96875)
+        assert waiting_in(batching) == 1
+        now[0] += 1.5
+        came = asking[third].result(LIMIT_S)
+        assert isinstance(came, NoAnswer)
+        assert came.sent
+        # Its place came late: the rest of its time is left.
+        await until(lambda: len(far.asked) == UNDER_WAY_MOST + 2)
+        assert (numbers(far.asked[-1]), far.asked[-1].timeout_s) == ([last], 4.46875)
+        far.goes_on.release(10)
+        answered = [0, 1, first, second, last]
+        assert [number_in(asking[n].result(LIMIT_S)) for n in answered] == answered
+
+
+async def test_a_thread_without_a_place_in_its_time_sends_nothing() -> None:
+    far = HeldService()
+    batching = Batching(far.ask, LIMIT_S)
+    with ThreadPoolExecutor(20) as pool:
+        held = [pool.submit(batching.ask, half(n)) for n in range(UNDER_WAY_MOST)]
+        await until(lambda: len(far.asked) == UNDER_WAY_MOST)
+        came = await asyncio.to_thread(batching.ask, half(10, timeout_s=0.05))
+        assert isinstance(came, NoAnswer)
+        assert not came.sent
+        far.goes_on.release(UNDER_WAY_MOST)
+        assert [number_in(one.result(LIMIT_S)) for one in held] == list(range(UNDER_WAY_MOST))
+    assert (waiting_in(batching), len(far.asked)) == (0, UNDER_WAY_MOST)
     assert [lane._under_way for lane in batching._lanes.values()] == [{}]
 
 

@@ -23,7 +23,7 @@ from halfnote import (
 from halfnote.barrier import AsyncBarrier
 from halfnote.check import EACH_WITHIN_S
 from halfnote.check_answering import SYNC_WAIT_S
-from halfnote.claiming import LONGEST_PAUSE_S, paused_s
+from halfnote.claiming import LONGEST_OBEYED_S, LONGEST_PAUSE_S, paused_s
 from halfnote.databases.asyncpg import Asyncpg
 
 from app.checkback.claim_loops import wake_claims
@@ -289,8 +289,25 @@ def test_it_needs_a_listener_of_its_kind() -> None:
     assert [one for one in threading.enumerate() if one.name == "halfnote-checks"] == []
 
 
+@pytest.mark.parametrize("kind", [TransactionProducer, SyncTransactionProducer])
+async def test_a_claim_is_tried_again_after_the_pause_that_was_asked_for(
+    kind: type[TransactionProducer | SyncTransactionProducer], caplog: pytest.LogCaptureFixture
+) -> None:
+    halfnote = Scripted({CLAIM: [answer(429, retry_after="7")]})
+    producer: Any = kind(URL, group="shop", transport=halfnote.transport())
+    producer.answer_checks(AsyncSays() if kind is TransactionProducer else Says())
+    try:
+        await until(lambda: "checks could not be answered, which is tried again in 7 s" in caplog.text)
+    finally:
+        await (producer.close() if kind is TransactionProducer else asyncio.to_thread(producer.close))
+    assert len(halfnote.asked(CLAIM)) == 1
+
+
 def test_pauses_after_failures_grow_to_a_limit() -> None:
-    assert [paused_s(failed) for failed in (1, 2, 3)] == [1, 2, 4]
-    assert paused_s(50) == LONGEST_PAUSE_S
+    error = ValueError("no answer")
+    assert [paused_s(failed, error) for failed in (1, 2, 3)] == [1, 2, 4]
+    assert paused_s(50, error) == LONGEST_PAUSE_S
+    waits = {after_s: Unconfirmed("it", "busy", perhaps_done=False, after_s=after_s) for after_s in (0.0, 7.0, 1e9)}
+    assert [paused_s(2, waits[after_s]) for after_s in waits] == [2, 7, LONGEST_OBEYED_S]
     # A close waits longer than a thread's claim.
     assert SYNC_WAIT_S < 5

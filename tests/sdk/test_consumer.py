@@ -370,6 +370,122 @@ async def test_a_stop_while_a_claim_is_answered_gives_its_messages_back() -> Non
     await consumer.close()
 
 
+class Closings:
+    """A consumer of either kind that works on message 1 until `goes_on` is set; message 2 waits behind it."""
+
+    def __init__(self, kind: type[Consumer | SyncConsumer]) -> None:
+        self.coordinator = scripted(claimed(1, 2), claimed())
+        self.consumer: Any = kind(URL, "worker", transport=self.coordinator.transport())
+        self.is_sync = kind is SyncConsumer
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    async def run(self, inside: Callable[[], Any] = lambda: None) -> None:
+        """Run a handler that calls `inside` and then waits."""
+
+        def handler(message: Message) -> None:
+            self.began.set()
+            inside()
+            assert self.goes_on.wait(50)
+
+        async def async_handler(message: Message) -> None:
+            self.began.set()
+            if asyncio.iscoroutine(called := inside()):
+                await called
+            await until(self.goes_on.is_set)
+
+        if self.is_sync:
+            await asyncio.to_thread(self.consumer.run, handler)
+        else:
+            await self.consumer.run(async_handler)
+
+    async def close(self) -> None:
+        await (asyncio.to_thread(self.consumer.close) if self.is_sync else self.consumer.close())
+
+    def settled(self) -> tuple[list[list[str]], list[tuple[list[str], Any]]]:
+        acknowledged = [one["handles"] for one in self.coordinator.asked(ACK)]
+        return acknowledged, [(one["handles"], one.get("begun")) for one in self.coordinator.asked(NACK)]
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+async def test_a_close_beside_a_run_waits_for_its_handlers(kind: type[Consumer | SyncConsumer]) -> None:
+    made = Closings(kind)
+    work = asyncio.create_task(made.run())
+    await until(made.began.is_set)
+    close = asyncio.create_task(made.close())
+    await until(made.consumer._stopping.is_set)
+    assert not close.done()
+    made.goes_on.set()
+    await asyncio.gather(work, close)
+    assert made.settled() == ([["h1"]], [(["h2"], False)])
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+async def test_a_close_in_a_handler_is_done_at_the_end_of_the_run(kind: type[Consumer | SyncConsumer]) -> None:
+    made = Closings(kind)
+    made.goes_on.set()
+    await made.run(made.consumer.close)
+    assert made.settled() == ([["h1"]], [(["h2"], False)])
+    assert made.consumer._keeper is None or not made.consumer._keeper.is_alive()
+    await made.close()
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+async def test_a_close_beside_one_in_a_handler_waits_until_the_run_has_closed(
+    kind: type[Consumer | SyncConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Closings(kind)
+    closed: list[bool] = []
+    give_back = made.consumer._give_back
+
+    def noting(error: BaseException | None) -> Any:
+        closed.append(made.consumer._idle.is_set())
+        return give_back(error)
+
+    work = asyncio.create_task(made.run(made.consumer.close))
+    await until(lambda: made.consumer._closes_at_end)
+    monkeypatch.setattr(made.consumer, "_give_back", noting)
+    close = asyncio.create_task(made.close())
+    made.goes_on.set()
+    await asyncio.gather(work, close)
+    # At the end of the run, as it closes, and as the other one closes what is closed.
+    assert closed == [False, False, True]
+    assert made.settled() == ([["h1"]], [(["h2"], False)])
+
+
+async def test_a_close_that_is_canceled_leaves_the_rest_to_the_run() -> None:
+    made = Closings(Consumer)
+    work = asyncio.create_task(made.run())
+    await until(made.began.is_set)
+    close = asyncio.create_task(made.close())
+    await until(made.consumer._stopping.is_set)
+    close.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await close
+    made.goes_on.set()
+    await work
+    assert made.settled() == ([["h1"]], [(["h2"], False)])
+    assert made.consumer._keeper is None
+
+
+def test_a_signal_that_closes_a_consumer_of_threads_does_not_wait_for_the_run_that_it_interrupts() -> None:
+    made = Closings(SyncConsumer)
+
+    def close(*_: object) -> None:
+        made.consumer.close()
+        made.goes_on.set()
+
+    def handler(message: Message) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert made.goes_on.wait(50)
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        made.consumer.run(handler)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert made.settled() == ([["h1"]], [(["h2"], False)])
+
+
 async def test_a_stop_ends_a_claim_that_waits(runtime: Runtime, worker: str) -> None:
     async with Consumer(URL, worker, transport=service(runtime)) as consumer:
         work = asyncio.create_task(taken(consumer, 1))
@@ -380,7 +496,7 @@ async def test_a_stop_ends_a_claim_that_waits(runtime: Runtime, worker: str) -> 
 
 
 async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfnote.consumer.paused_s", lambda failed: 0.01)
+    monkeypatch.setattr("halfnote.consumer.paused_s", lambda failed, error: 0.01)
     coordinator = scripted(problem(404, "subscription-unknown"))
     consumer = Consumer(URL, "worker", transport=coordinator.transport())
     with pytest.raises(Refused, match="subscription-unknown"):
@@ -389,6 +505,23 @@ async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monk
     coordinator = scripted(httpx.ConnectError("down"), problem(503, "overloaded"), claimed(1))
     async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
         assert await taken(consumer, 1) == [1]
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+async def test_a_claim_is_tried_again_after_the_pause_that_was_asked_for(
+    kind: type[Consumer | SyncConsumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = scripted(answer(429, retry_after="7"))
+    consumer: Any = kind(URL, "worker", transport=coordinator.transport())
+    works = consumer.run(None) if kind is Consumer else asyncio.to_thread(consumer.run, None)
+    work = asyncio.ensure_future(works)
+    try:
+        await until(lambda: "messages of worker could not be claimed, which is tried again in 7 s" in caplog.text)
+    finally:
+        consumer.stop()
+        await work
+        await (consumer.close() if kind is Consumer else asyncio.to_thread(consumer.close))
+    assert len(coordinator.asked(CLAIM)) == 1
 
 
 async def test_what_the_caller_does_not_say_is_lowered_to_what_the_service_allows(

@@ -103,6 +103,14 @@ def test_retry_after_is_kept_to() -> None:
     assert pauses == [3.0, 2.0]
 
 
+@pytest.mark.parametrize("over", ["0", "Sat, 21 Nov 2020 08:00:00 GMT"])
+def test_a_retry_after_that_is_over_leaves_the_usual_pauses(over: str) -> None:
+    """A service that is overloaded must not get requests without a pause."""
+    _, pauses, _ = play([response(503, retry_after=over), response(503, retry_after=over), response(200)])
+    assert len(pauses) == 2
+    assert 0.05 <= pauses[0] <= 0.1 <= pauses[1] <= 0.2
+
+
 def test_a_date_will_do_and_nonsense_is_left_out() -> None:
     at = datetime.now(timezone.utc) + timedelta(seconds=90)
     assert 80 < (retry_after_s(response(503, retry_after=format_datetime(at))) or 0) <= 90

@@ -23,8 +23,10 @@ from halfnote import (
     TransactionProducer,
     Unconfirmed,
 )
+from halfnote.conversation import Conversation
 from halfnote.exchange import Answer, NoAnswer, Request, Response, Wait, asked_each
 from halfnote.ids import new_id
+from halfnote.many import Many
 from halfnote.testing import Coordinator
 
 from app.database.connection import Connection
@@ -92,6 +94,13 @@ def test_only_what_may_be_repeated_is_sent_again() -> None:
     assert [isinstance(one, Answer) for one in found] == [True, False, True, True]
     assert isinstance(found[1], Refused)
     assert (found[1].field, found[1].perhaps_done) == ("verdict", False)
+
+
+@pytest.mark.parametrize("after_s", [0, 0.001])
+def test_an_outcome_that_asks_for_no_pause_has_the_usual_one(after_s: float) -> None:
+    _, _, pauses = play([listed(refusal(503, "overloaded", retry_after_s=after_s)), listed(WELL)], 1)
+    assert len(pauses) == 1
+    assert 0.05 <= pauses[0] <= 0.1
 
 
 def test_what_may_have_been_stored_is_said_of_the_transactions_alone() -> None:
@@ -207,6 +216,16 @@ async def test_ends_that_fail_are_repeated_in_the_background_and_a_conflict_is_t
     assert results[1].error is not None
     ids = [str(one.transaction_id) for one in transactions]
     assert ids_of(halfnote, "/ends", "ends") == [ids, [ids[3]]]
+
+
+def test_ends_of_which_some_must_wait_are_repeated_after_the_longest_pause() -> None:
+    transactions = [Transaction(new_id(), "shop", [ORDER]) for _ in range(3)]
+    exchange: Any = Many(Conversation("shop")).ends([(one, COMMIT) for one in transactions])
+    next(exchange)
+    waits = [refusal(503, "overloaded", retry_after_s=after_s) for after_s in (2, 4)]
+    background = exchange.send(listed(WELL, *waits)).exchange
+    assert next(background) == Wait(4)
+    assert len(json.loads(background.send(None).content)["ends"]) == 2
 
 
 async def test_without_a_wait_ends_are_posted_in_the_background() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -28,8 +29,12 @@ from halfnote import (
     VerdictConflict,
     traceparent,
 )
+from halfnote.async_driver import AsyncDriver
+from halfnote.block import Block, OpenTransaction
 from halfnote.conversation import Conversation
+from halfnote.exchange import Call, Dropped, Later, NoAnswer, Raised, Request, Response, Wait
 from halfnote.ids import new_id
+from halfnote.many import Many
 from halfnote.sync_driver import SyncDriver
 from halfnote.testing import Coordinator
 
@@ -225,6 +230,36 @@ async def test_an_end_is_repeated_in_the_background(producing: Producers, failur
     assert len({json.dumps(end) for end in halfnote.asked("/end")}) == 1
 
 
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "least_s", "most_s"),
+    [
+        (Response(503, {"retry-after": "5"}, b"{}"), 5.0, 5.0),
+        (Response(429, {"retry-after": "0"}, b"{}"), 0.05, 0.1),
+        (NoAnswer("reset", sent=True), 0.05, 0.1),
+    ],
+)
+def test_an_end_is_repeated_after_the_pause_that_was_asked_for(
+    many: bool, failure: Response | NoAnswer, least_s: float, most_s: float
+) -> None:
+    talk, transaction = Conversation("shop"), Transaction(new_id(), "shop", [ORDER])
+    exchange: Any = Many(talk).ends([(transaction, COMMIT)]) if many else talk.end(transaction, COMMIT)
+    assert isinstance(next(exchange), Request)
+    background = exchange.send(failure).exchange
+    pause = next(background)
+    assert isinstance(pause, Wait)
+    assert least_s <= pause.seconds <= most_s
+    assert isinstance(background.send(None), Request)
+
+
+def test_an_end_is_left_to_check_back_if_the_pause_is_longer_than_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    exchange: Any = Conversation("shop", end_within_s=60.0).end(Transaction(new_id(), "shop", [ORDER]), COMMIT)
+    next(exchange)
+    background = exchange.send(Response(503, {"retry-after": "61"}, b"{}")).exchange
+    assert list(background) == []
+    assert "a pause of 61 s was asked for" in caplog.text
+
+
 async def test_ends_that_never_succeed_are_left_to_check_back(
     producing: Producers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,6 +352,35 @@ async def test_registering(producing: Producers) -> None:
     assert halfnote.came[0][1] == {"check_urls": ["http://127.0.0.1:1/check"], "immunity_s": 3}
 
 
+@pytest.mark.parametrize(
+    ("age", "answered", "first", "given", "warns"),
+    [
+        (timedelta(seconds=1), 200, RESET, {}, True),
+        (timedelta(minutes=-5), 200, problem(503, "outcome-unknown"), {}, True),
+        (None, 200, RESET, {}, True),
+        # The group was registered long before; no attempt was lost; the secret is known.
+        (timedelta(days=1), 200, RESET, {}, False),
+        (timedelta(seconds=1), 200, problem(503, "overloaded"), {}, False),
+        (timedelta(seconds=1), 201, RESET, {}, False),
+        (timedelta(seconds=1), 200, RESET, {"secret": "whsec_x"}, False),
+    ],
+)
+async def test_a_secret_that_was_lost_with_its_answer_is_in_the_log(
+    producing: Producers,
+    caplog: pytest.LogCaptureFixture,
+    age: timedelta | None,
+    answered: int,
+    first: Any,
+    given: dict[str, str],
+    warns: bool,
+) -> None:
+    group = {} if age is None else {"created_at": (datetime.now(timezone.utc) - age).isoformat()}
+    halfnote = Scripted({"/producer-groups/shop": [first, answer(answered, group)]})
+    await producing(halfnote, half_within_s=30.0)(lambda p: p.register([], **given))
+    assert len(halfnote.came) == 2
+    assert ("POST /producer-groups/shop/rotate-secret" in caplog.text) is warns
+
+
 async def test_a_send_needs_a_listener() -> None:
     async with TransactionProducer("http://halfnote", group="shop") as producer:
         with pytest.raises(ValueError, match="needs a listener"):
@@ -391,6 +455,189 @@ async def test_a_cancelled_block_makes_no_verdict_up() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert [path for path, _ in halfnote.came] == ["/half"]
+
+
+class Silent:
+    """A coordinator that gives the first request to a path no answer; `came` is set when it is there."""
+
+    def __init__(self, path: str, answers: dict[str, list[Any]]) -> None:
+        self.halfnote, self.came = Scripted(answers), asyncio.Event()
+        self._path = path
+
+    def transport(self) -> httpx.MockTransport:
+        well = self.halfnote.transport()
+
+        async def answers(request: httpx.Request) -> httpx.Response:
+            answered = well.handle_request(request)
+            if request.url.path == self._path and not self.came.is_set():
+                self.came.set()
+                await asyncio.Event().wait()
+            return answered
+
+        return httpx.MockTransport(answers)
+
+
+async def canceled(path: str, answers: dict[str, list[Any]], use: Callable[[Any], Any], **options: Any) -> Scripted:
+    """Cancel what uses a producer while a request to a path has no answer; return the coordinator."""
+    silent = Silent(path, answers)
+    options = {"listener": AsyncShop(lambda: COMMIT), "transport": silent.transport(), **QUICK, **options}
+    async with TransactionProducer("http://halfnote", group="shop", **options) as producer:
+        task = asyncio.ensure_future(use(producer))
+        await silent.came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    return silent.halfnote
+
+
+async def block(producer: Any, **options: Any) -> None:
+    async with producer.transaction(ORDER, **options):
+        pass
+
+
+async def failing_block(producer: Any) -> None:
+    async with producer.transaction(ORDER):
+        raise RuntimeError("no stock")
+
+
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("use", [block, lambda p: p.send(ORDER)], ids=["block", "send"])
+async def test_a_half_whose_caller_is_canceled_is_withdrawn(use: Callable[[Any], Any], batching: bool) -> None:
+    """The half is under way, so that Halfnote may not know it at first."""
+    answers: dict[str, list[Any]] = {"/end": [problem(404, "transaction-unknown"), answer(200)]}
+    halfnote = await canceled("/half", answers, use, batching=batching)
+    [half] = halfnote.asked("/half")
+    ends = [(end["transaction_id"], end["verdict"]) for end in halfnote.ends()]
+    assert ends == [(half["transaction_id"], "rollback")] * 2
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_withdrawal_of_a_half_that_never_came_ends_with_the_time_of_its_request(many: bool) -> None:
+    now, unknown = [100.0], {"status": 404, "type": "/problems/transaction-unknown"}
+    talk = Conversation("shop", attempt_s=5.0, clock=lambda: now[0])
+    half: Any = Many(talk).halves([ORDER]) if many else talk.half(ORDER)
+    next(half)
+    effects = half.throw(Dropped()).exchange
+    effect, sent = next(effects), 0
+    with pytest.raises(StopIteration):
+        while True:
+            if isinstance(effect, Wait):
+                now[0] += effect.seconds
+                effect = effects.send(None)
+            else:
+                sent += 1
+                content = {"outcomes": [unknown]} if many else unknown
+                effect = effects.send(Response(200 if many else 404, {}, json.dumps(content).encode()))
+    assert 4 < sent < 10
+    assert 102 < now[0] < 105
+
+
+async def test_a_half_with_an_id_of_the_caller_s_is_not_withdrawn_when_it_is_canceled() -> None:
+    """An earlier run may have committed its local work."""
+    halfnote = await canceled("/half", {}, lambda p: block(p, transaction_id=new_id()))
+    assert halfnote.ends() == []
+
+
+async def test_halves_whose_caller_is_canceled_are_withdrawn() -> None:
+    chosen = new_id()
+    outcomes = [{"status": 404, "type": "/problems/transaction-unknown"}]
+    answers = {"/ends": [answer(200, {"outcomes": outcomes}), answer(200, {"outcomes": [{"status": 200}]})]}
+    halfnote = await canceled("/halves", answers, lambda p: p.post_halves([ORDER, Half(ORDER, transaction_id=chosen)]))
+    first, second = halfnote.asked("/halves")[0]["halves"]
+    assert second["transaction_id"] == str(chosen)
+    ends = [(end["transaction_id"], end["verdict"]) for end in halfnote.ends()]
+    assert ends == [(first["transaction_id"], "rollback")] * 2
+
+
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize(
+    ("use", "verdict"),
+    [(block, "commit"), (failing_block, "rollback"), (lambda p: p.send(ORDER), "commit")],
+    ids=["block", "failing block", "send"],
+)
+async def test_an_end_whose_caller_is_canceled_is_posted_in_the_background(
+    use: Callable[[Any], Any], verdict: str, batching: bool
+) -> None:
+    halfnote = await canceled("/end", {}, use, batching=batching)
+    assert [end["verdict"] for end in halfnote.ends()] == [verdict] * 2
+
+
+async def test_ends_whose_caller_is_canceled_are_posted_in_the_background() -> None:
+    ends = [(Transaction(new_id(), "shop", [ORDER]), verdict) for verdict in (COMMIT, UNKNOWN, ROLLBACK)]
+    answers = {"/ends": [answer(200, {"outcomes": [{"status": 200}] * 2})]}
+    halfnote = await canceled("/ends", answers, lambda p: p.post_ends(ends))
+    assert [end["verdict"] for end in halfnote.ends()] == ["commit", "unknown", "rollback", "commit", "rollback"]
+
+
+async def test_local_work_whose_caller_is_canceled_has_no_verdict() -> None:
+    halfnote, began = Scripted(), asyncio.Event()
+
+    class Waiting(AsyncShop):
+        async def execute_local(self, transaction: Transaction, arg: Any) -> Any:
+            began.set()
+            await asyncio.Event().wait()
+
+    options: dict[str, Any] = {"listener": Waiting(lambda: COMMIT), "transport": halfnote.transport()}
+    async with TransactionProducer("http://halfnote", group="shop", **options) as producer:
+        task = asyncio.create_task(producer.send(ORDER))
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [path for path, _ in halfnote.came] == ["/half"]
+
+
+class Read:
+    """A barrier of which a test needs only its calls."""
+
+    read = settle = drop = staticmethod(lambda transaction_id: None)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_barrier_whose_reader_is_canceled_is_read_in_the_background(drops: bool) -> None:
+    opened = Block(Conversation("shop", barrier=Read()), lambda _: True, None)  # type: ignore[arg-type]
+    opened.transaction = OpenTransaction(new_id(), "shop", [ORDER])
+    if drops:
+        opened.transaction.rollback("sold out")
+    closing: Any = opened.closing(None)
+    assert isinstance(next(closing), Call)
+    later = closing.throw(Dropped())
+    assert isinstance(later, Later)
+    with pytest.raises(Dropped):
+        closing.send(True)
+    assert isinstance(next(later.exchange), Call)
+
+
+def test_an_unknown_outcome_whose_caller_is_canceled_is_left_to_check_back() -> None:
+    opened = Block(Conversation("shop", barrier=Read()), lambda _: True, None)  # type: ignore[arg-type]
+    opened.transaction = OpenTransaction(new_id(), "shop", [ORDER])
+    opened.transaction.settle = lambda: None
+    closing: Any = opened.closing(None)
+    next(closing)
+    assert isinstance(closing.send(Raised(RuntimeError("no database"))), Request)
+    with pytest.raises(Dropped):
+        closing.throw(Dropped())
+
+
+def test_a_check_whose_caller_is_canceled_is_not_asked_for_twice() -> None:
+    opened = Block(Conversation("shop", barrier=Read()), lambda _: True, None)  # type: ignore[arg-type]
+    opened.transaction = OpenTransaction(new_id(), "shop", [ORDER], settle=lambda: None)
+    closing: Any = opened.closing(None)
+    next(closing)
+    closing.send(Raised(RuntimeError("no database")))
+    assert closing.send(Response(202, {}, b"{}")).path.endswith("/check")
+    with pytest.raises(Dropped):
+        closing.throw(Dropped())
+
+
+async def test_an_end_in_the_background_that_is_canceled_by_the_close_leaves_nothing_behind() -> None:
+    silent = Silent("/end", {})
+    driver = AsyncDriver("http://halfnote", {}, silent.transport())
+    assert driver.later(Conversation("shop").end(Transaction(new_id(), "shop", [ORDER]), COMMIT))
+    await silent.came.wait()
+    await driver.close(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert len(silent.halfnote.ends()) == 1
 
 
 def test_a_loop_that_ends_in_the_midst_of_a_send_harms_no_later_one() -> None:

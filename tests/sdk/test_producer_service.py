@@ -18,6 +18,7 @@ from halfnote import (
     Verdict,
 )
 from halfnote.barrier_mark import marked
+from halfnote.conversation import NOTHING_DONE
 from starlette.applications import Starlette
 
 from app.checkback.loop import CheckBack
@@ -64,6 +65,36 @@ async def test_the_sync_one_against_the_real_service(runtime: Runtime, db: Conne
     assert result.end == "recorded"
     row = await db.fetchrow("select transaction_id, verdict, reason from op")
     assert tuple(row) == (result.transaction_id, 2, "LookupError: no teapots left")
+
+
+async def test_a_half_that_arrives_after_its_caller_was_canceled_is_rolled_back(
+    runtime: Runtime, db: Connection, group: str
+) -> None:
+    """The request is one of several callers', so it goes on; the first withdrawal comes before it."""
+    inner, came, asked = service(runtime), asyncio.Event(), asyncio.Event()
+
+    async def answers(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/half":
+            came.set()
+            await asked.wait()
+        answered = await inner.handle_async_request(request)
+        if request.url.path == "/end":
+            asked.set()
+        return httpx.Response(answered.status_code, headers=answered.headers, content=await answered.aread())
+
+    async def place() -> None:
+        async with producer.transaction(ORDER):
+            pass
+
+    transport = httpx.MockTransport(answers)
+    async with TransactionProducer("http://localhost", group=group, transport=transport) as producer:
+        task = asyncio.create_task(place())
+        await came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await db.fetchval("select count(*) from half") == 1
+    assert await db.fetch("select verdict, reason from op") == [(2, NOTHING_DONE)]
 
 
 async def test_local_work_that_begins_after_its_check_is_refused_and_reported(
