@@ -48,9 +48,12 @@ class Subscriptions:
         self._keep(name, keys, shape)
         return shape
 
-    async def filter_by(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> None:
-        """Give the subscription these filters, as the last consumer that says how to filter decides in RocketMQ."""
-        shape = await self.of(name, topic, keys, filters)
+    async def filter_by(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str = "latest") -> None:
+        """Give the subscription these filters, as the last consumer that says how to filter decides in RocketMQ.
+
+        One that does not exist is declared. Raises CallRefused.
+        """
+        shape = await self.of(name, topic, keys, filters, start)
         if _compared(shape["filters"]) == _compared(filters):
             return
         content = {"filters": _patch(shape["filters"], filters)}

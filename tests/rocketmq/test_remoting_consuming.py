@@ -18,6 +18,7 @@ from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import OVERLOADED, RefusingService
 from tests.support.remoting import ONEWAY, ReadMessage, RemotingPeer, read_messages, remoting_over
 
 __all__ = ["start"]
@@ -444,6 +445,29 @@ async def test_the_subscription_filters_and_begins_as_the_client_says(
     answer = await peer.call(RequestCode.CHECK_CLIENT_CONFIG, body=json.dumps(check).encode())
     assert answer.code == ResultCode.SUBSCRIPTION_PARSE_FAILED
     await peer.close()
+
+
+async def test_nothing_is_pulled_by_a_filter_that_the_client_gave_up(client: httpx.AsyncClient) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    async with remoting_over(service) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        await peer.heartbeat(consumers={"points": "created"})
+        peer.origin = await began(peer)
+        service.methods = {"PATCH"}
+        assert (await peer.heartbeat(consumers={"points": "paid"})).code == ResultCode.SUCCESS
+        await sent(peer, b"paid", TAGS="paid")
+        # The former filter would pass over it for good.
+        answer = await peer.pull(0)
+        assert (answer.code, answer.remark) == (ResultCode.SYSTEM_BUSY, OVERLOADED["title"])
+        service.methods.clear()
+        assert [one.body for one in await pulled(peer, 0)] == [b"paid"]
+        assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"]["tags"] == ["paid"]
+        asked = len(service.asked)
+        assert await pulled(peer, 1) == []
+        assert [action for action, _ in service.asked[asked:]] == ["claim"]
+        await peer.close()
 
 
 async def offset_asked(peer: RemotingPeer, **fields: Any) -> int:

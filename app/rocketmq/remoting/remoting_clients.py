@@ -62,8 +62,9 @@ class RemotingClient:
         self.producers: dict[str, str] = {}
         self.consumers: dict[str, GroupMember] = {}
         self.sends_transactions: set[str] = set()
-        # Consumer groups whose subscriptions could not be set up; each heartbeat tries again.
-        self.unready: set[str] = set()
+        # Consumer groups and topics whose subscriptions may not filter yet as this client says. Each heartbeat and each
+        # pull tries again.
+        self.unready: set[tuple[str, str]] = set()
         self._queues: dict[QueueName, ClaimQueue] = {}
 
     def has_producers(self, producers: dict[str, str]) -> None:
@@ -82,7 +83,7 @@ class RemotingClient:
 
     def still_has(self, queue: ClaimQueue) -> bool:
         """Return whether this client still names the group and topic of a queue, and did not begin another one."""
-        return self._knows(queue) and self._names(queue)
+        return self._knows(queue) and self.names(queue.name.group, queue.name.topic)
 
     def hold_again(self, queue: ClaimQueue, deliveries: Iterable[HeldDelivery]) -> bool:
         """Note that this client holds messages whose settlement failed. Return False if their queue is forgotten."""
@@ -97,7 +98,11 @@ class RemotingClient:
 
     def former_queues(self) -> list[ClaimQueue]:
         """Return the queues of groups and topics that this client does not name any more."""
-        return [queue for queue in self._queues.values() if not self._names(queue)]
+        return [queue for queue in self._queues.values() if not self.names(queue.name.group, queue.name.topic)]
+
+    def names(self, group: str, topic: str) -> bool:
+        """Return whether this client has a consumer of a group and a topic."""
+        return group in self.consumers and topic in self.consumers[group].filters
 
     def forget(self, queues: Iterable[ClaimQueue]) -> None:
         """Forget queues."""
@@ -106,10 +111,6 @@ class RemotingClient:
 
     def _knows(self, queue: ClaimQueue) -> bool:
         return self._queues.get(queue.name) is queue
-
-    def _names(self, queue: ClaimQueue) -> bool:
-        group, topic, _ = queue.name
-        return group in self.consumers and topic in self.consumers[group].filters
 
 
 class RemotingClients:
