@@ -48,6 +48,7 @@ from tests.support.gateway import (
     receive_of,
 )
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import RefusingService
 
 __all__ = ["start"]
 
@@ -182,6 +183,34 @@ async def test_the_group_is_a_subscription_that_filters_as_the_last_client_says(
     await sent(rocket, message_of("order", b"eu", user_properties={"region": "eu"}))
     assert [one.body for one in await received(rocket, expression="paid || created")] == [b"eu"]
     stream.cancel()
+
+
+async def test_the_last_client_decides_the_filter_whatever_another_gateway_saw_before(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
+) -> None:
+    here, there = Subscriptions(gateway[0].api), Subscriptions(gateway[0].api)
+    keys = ApiKeys(None, None)
+    for gateway_of_client, tag in ((here, "b"), (there, "a"), (here, "b")):
+        await gateway_of_client.filter_by(NAME, "order", keys, {"tags": [tag]})
+        assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"]["tags"] == [tag]
+    await here.order_by_key(NAME, "order", keys, {"tags": ["b"]})
+    assert (await client.patch(f"/subscriptions/{NAME}", json={"ordered": "none"})).status_code == 200
+    await here.order_by_key(NAME, "order", keys, {"tags": ["b"]})
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["ordered"] == "key"
+
+
+async def test_a_poll_does_not_read_the_subscription_again(client: httpx.AsyncClient) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    async with gateway_over(service) as (_, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order"))
+        asked = len(service.asked)
+        for _ in range(3):
+            assert await received(rocket) == []
+        assert [action for action, _ in service.asked[asked:]] == ["claim"] * 3
+        stream.cancel()
 
 
 async def test_a_filter_that_halfnote_cannot_do_is_refused(rocket: RocketClient) -> None:

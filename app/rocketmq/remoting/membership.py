@@ -113,8 +113,8 @@ class Membership:
         queues = _objects(content, "mqSet")
         for topic in {str(one.get("topic")) for one in queues}:
             if topic in member.filters and not topic.startswith(RETRY):
-                name = subscription_of(group, topic_of(topic))
-                await self._subscriptions.order_by_key(name, topic_of(topic), call.keys, member.filters[topic])
+                name, filters = subscription_of(group, topic_of(topic)), member.filters[topic]
+                await self._subscriptions.order_by_key(name, topic_of(topic), call.keys, filters, member.start)
         return call.frame.answered(ResultCode.SUCCESS, body=json.dumps({"lockOKMQSet": queues}).encode())
 
     async def unlock(self, call: RemotingCall) -> RemotingFrame:
