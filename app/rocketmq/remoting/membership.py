@@ -64,7 +64,7 @@ class Membership:
                 f"This connection is of the client `{known.client_id}`. A client connects by itself.",
             )
         former = self._clients.consumers_of(client_id, call.keys, call.connection)
-        now = {**former, **consumers}
+        now = {**self._clients.consumers_beside(client_id, call.keys, call.connection), **consumers}
         self._count(producers, now)
         client = self._clients.connect(client_id, call.keys, call.connection)
         call.connection.client = client

@@ -138,6 +138,17 @@ class RemotingClients:
         found = self._by_name.get((self._name(client_id, connection), keys))
         return {} if found is None else found.consumers
 
+    def consumers_beside(
+        self, client_id: str, keys: ApiKeys, connection: ClientConnection
+    ) -> Mapping[str, GroupMember]:
+        """Return the consumer groups of a client that the heartbeat of a connection does not have to name.
+
+        A heartbeat names all groups of its client. But two programs may have one client id, as those in containers
+        whose process ids are the same: then the last heartbeat came by another connection that is still open.
+        """
+        found = self._by_name.get((self._name(client_id, connection), keys))
+        return {} if found is None or found.connection in (None, connection) else found.consumers
+
     def connect(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> RemotingClient:
         """Return the client of a connection; one that comes back has the queues that it had."""
         name = self._name(client_id, connection)
