@@ -50,7 +50,8 @@ class CheckClaims:
         self._api, self._producers = api, producers
         self._metrics, self._protocol = metrics, protocol
         self._claims: dict[Published, asyncio.Task[None]] = {}
-        self._out: dict[UUID, float] = {}
+        # Until when, by group, transaction and keys.
+        self._out: dict[tuple[str, UUID, ApiKeys], float] = {}
         self._stopped = False
 
     def __len__(self) -> int:
@@ -83,16 +84,18 @@ class CheckClaims:
             claim.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
 
-    def answered(self, transaction_id: UUID) -> bool:
-        """Return whether a check of this transaction is out, and forget it.
+    def is_out(self, group: str, transaction_id: UUID, keys: ApiKeys) -> bool:
+        """Return whether a check of this transaction is out to a client of this group with these rights.
 
         Clients in Go do not say whether an end is the answer to a check.
         """
-        until, now = self._out.pop(transaction_id, None), time.monotonic()
-        if until is None or until <= now:
-            return False
-        self._metrics.check_answered(self._protocol, now - until + ANSWER_S)
-        return True
+        return self._out.get((group, transaction_id, keys), 0.0) > time.monotonic()
+
+    def answered(self, group: str, transaction_id: UUID, keys: ApiKeys) -> None:
+        """Note that the answer to a check is recorded, or refused for good."""
+        until, now = self._out.pop((group, transaction_id, keys), 0.0), time.monotonic()
+        if until > now:
+            self._metrics.check_answered(self._protocol, now - until + ANSWER_S)
 
     async def _claim(self, group: str, keys: ApiKeys) -> None:
         started, pause_s = True, FAILED_S
@@ -130,7 +133,7 @@ class CheckClaims:
             self._metrics.check(self._protocol, "no_producer")
             log.info("rocketmq_check_without_a_producer", group=group, transaction_id=transaction_id)
             return
-        self._out[check.transaction_id] = now + ANSWER_S
+        self._out[group, check.transaction_id, keys] = now + ANSWER_S
         self._metrics.check(self._protocol, "sent")
         log.info("rocketmq_check_sent", group=group, transaction_id=transaction_id, client=client)
 

@@ -1,8 +1,10 @@
 """Messages, halves and ends by RocketMQ's protocol, over the service in process."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -32,8 +34,11 @@ from app.rocketmq.protocol.service_pb2 import (
     SendMessageRequest,
 )
 from app.rocketmq.service import SERVICE
+from app.runtime.state import Runtime
+from app.store.checkback.requests import ask_now
 from tests.support.gateway import RocketClient, codes_of, gateway_over, message_of, producer_of
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import RefusingService
 
 __all__ = ["start"]
 
@@ -89,6 +94,41 @@ async def test_unknown_changes_nothing_whoever_says_it(rocket: RocketClient, db:
         said = await ended(rocket, entry.transaction_id, TRANSACTION_RESOLUTION_UNSPECIFIED, **fields)
         assert said == "OK"
     assert await stored(db) == [(entry.transaction_id, None)]
+
+
+@pytest.mark.parametrize("resolution", [TRANSACTION_RESOLUTION_UNSPECIFIED, COMMIT])
+async def test_an_answer_to_a_check_that_was_refused_for_now_is_still_one(
+    client: httpx.AsyncClient, runtime: Runtime, resolution: int
+) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    group = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+    assert (await client.put("/producer-groups/order", json=group)).status_code == 201
+    async with gateway_over(service) as (gateway, channel):
+        rocket = RocketClient(channel)
+        entry = await half(rocket)
+        async with runtime.database.connection() as connection:
+            assert await ask_now(connection, UUID(entry.transaction_id), runtime.clock.now())
+        stream, _ = await rocket.connect(producer_of("order"))
+        async with asyncio.timeout(60):
+            await stream.read()
+        # An end that names another topic is no answer to the check.
+        unknown = EndTransactionRequest(topic=Resource(name="billing"), transaction_id=entry.transaction_id)
+        assert codes_of([await rocket.call("EndTransaction", unknown)]) == ["OK"]
+        assert len(gateway.checks) == 1
+        # A client in Go does not say of what its ends are.
+        service.whole = {"end"}
+        assert await ended(rocket, entry.transaction_id, resolution) == "TOO_MANY_REQUESTS"
+        service.whole.clear()
+        assert await ended(rocket, entry.transaction_id, resolution) == "OK"
+        assert len(gateway.checks) == 0
+        ends = [wanted for action, wanted in service.asked if action == "end"]
+        assert [one["from_check"] for one in ends] == [True, True]
+        # The next one is no answer any more.
+        assert await ended(rocket, entry.transaction_id, TRANSACTION_RESOLUTION_UNSPECIFIED) == "OK"
+        assert [action for action, _ in service.asked].count("end") == 2
+        stream.cancel()
 
 
 @pytest.mark.parametrize("transaction_id", ["", "order-1030", "019a9f1c-1030-7b1e-8f00-1030a1030a10"])
