@@ -8,6 +8,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.database.connection import Connection
 from app.rocketmq.credentials import ApiKeys, Credentials
@@ -220,12 +221,28 @@ async def test_without_the_service_the_answer_says_so_and_later_calls_succeed(cl
         rocket = RocketClient(channel)
         answer = await sent(rocket, message_of("order", b"x"))
         assert codes_of([answer]) == ["PROXY_TIMEOUT"]
-        assert "http://localhost" in answer.status.message
+        assert answer.status.message == "Halfnote does not answer: refused."
         stream, settings = await rocket.connect(producer_of("order"))
         assert settings.publishing.max_body_size == 3_000_000
         transport.down = False
         assert codes_of([await sent(rocket, message_of("order", b"x"))]) == ["OK"]
         stream.cancel()
+
+
+async def test_a_client_reads_what_failed_and_not_where_the_service_is() -> None:
+    class Silent(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            raise httpx.ReadTimeout("", request=request)
+
+    with capture_logs() as logged:
+        async with gateway_over(Silent(), url="http://operator:secret@halfnote.internal:8080") as (_, channel):
+            for _ in range(2):
+                answer = await sent(RocketClient(channel), message_of("order", b"x"))
+                assert codes_of([answer]) == ["PROXY_TIMEOUT"]
+                assert answer.status.message == "Halfnote does not answer: ReadTimeout."
+    away = [one for one in logged if one["event"] == "rocketmq_halfnote_away"]
+    assert [(one["url"], one["error"]) for one in away] == [("http://halfnote.internal:8080", "ReadTimeout")]
+    assert "secret" not in str(logged)
 
 
 async def test_a_producer_gets_its_settings_and_is_known_until_it_leaves(rocket: RocketClient) -> None:
