@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.rocketmq import answer_sizes
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.remoting import claim_queues, pulling
+from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import HELD_S
@@ -179,7 +180,7 @@ async def pulled_again(peer: RemotingPeer, offset: int) -> list[ReadMessage]:
 
 
 async def test_after_a_lost_answer_the_next_one_has_one_message_and_later_ones_more(peer: RemotingPeer) -> None:
-    bodies = [str(number).encode() for number in range(claim_queues.FIRST_BATCH_MAX)]
+    bodies = [str(number).encode() for number in range(answer_sizes.FIRST_BATCH_MAX)]
     await sent(peer, *bodies)
     assert len(await pulled(peer, 0)) == len(bodies)
     # An answer that does not arrive in the client's time uses up an attempt. One message arrives over a slow link.
@@ -196,9 +197,9 @@ async def test_after_a_lost_answer_the_next_one_has_one_message_and_later_ones_m
 
 
 async def test_a_pull_brings_few_large_messages(peer: RemotingPeer) -> None:
-    large = claim_queues.BATCH_BYTES // 2
+    large = answer_sizes.BATCH_BYTES // 2
     await sent(peer, *(bytes([number]) * large for number in range(12)))
-    assert len(await pulled(peer, 0)) == claim_queues.FIRST_BATCH_MAX
+    assert len(await pulled(peer, 0)) == answer_sizes.FIRST_BATCH_MAX
     assert len(await pulled(peer, 8)) == 2
 
 
@@ -230,7 +231,7 @@ async def test_another_process_goes_on_above_the_clients_own_offsets(
         await sent(peer, b"c")
         [message] = read_messages((await other.pull(own, commitOffset=own)).body)
         assert message.body == b"c"
-        assert message.queue_offset > own + claim_queues.BATCH_MAX
+        assert message.queue_offset > own + answer_sizes.BATCH_MAX
         assert await receipts(db) == 0
         # This one acknowledges what it gave out.
         other.origin = message.queue_offset

@@ -7,10 +7,11 @@ from itertools import count
 
 import structlog
 
+from app.rocketmq.answer_sizes import BATCH_MAX
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.receiving import ClaimedDelivery
 from app.rocketmq.refusals import CallRefused
-from app.rocketmq.remoting.claim_queues import BATCH_MAX, ClaimQueue, HeldDelivery
+from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
 from app.rocketmq.remoting.group_filters import filter_as_said
