@@ -90,6 +90,7 @@ class ClientSessions:
                 raise error
         finally:
             self._clients.remove(client)
+            client.left()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader

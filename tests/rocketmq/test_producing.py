@@ -11,6 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.database.connection import Connection
+from app.rocketmq import checks
+from app.rocketmq.clients import ConnectedClient
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import (
     COMMIT,
@@ -130,6 +132,39 @@ async def test_an_answer_to_a_check_that_was_refused_for_now_is_still_one(
         assert await ended(rocket, entry.transaction_id, TRANSACTION_RESOLUTION_UNSPECIFIED) == "OK"
         assert [action for action, _ in service.asked].count("end") == 2
         stream.cancel()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it reads", "it leaves"])
+async def test_the_next_checks_are_claimed_when_a_producer_has_taken_those_before(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS_MAX", 1)
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    group = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+    assert (await client.put("/producer-groups/order", json=group)).status_code == 201
+    async with gateway_over(service) as (gateway, channel):
+        for number in range(2):
+            entry = await half(RocketClient(channel), bytes([number]))
+            async with runtime.database.connection() as connection:
+                assert await ask_now(connection, UUID(entry.transaction_id), runtime.clock.now())
+        producer = ConnectedClient("slow", ApiKeys(None, None))
+        producer.topics = {"order": Resource(name="order")}
+        gateway.clients.add(producer)
+        async with asyncio.timeout(60):
+            first = await producer.next_command()
+            # A claim would begin at once.
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert [action for action, _ in service.asked].count("claim") == 1
+            if ends:
+                producer.left()
+            else:
+                producer.taken()
+            second = await producer.next_command()
+        asked = [one.recover_orphaned_transaction_command.message.body for one in (first, second) if one is not None]
+        assert sorted(asked) == [b"\0", b"\1"]
 
 
 @pytest.mark.parametrize("transaction_id", ["", "order-1030", "019a9f1c-1030-7b1e-8f00-1030a1030a10"])

@@ -39,6 +39,9 @@ class ClientConnection(Protocol):
     def send(self, frame: RemotingFrame) -> bool:
         """Send a frame; return False if the client is gone or does not read."""
 
+    async def all_taken(self) -> None:
+        """Wait until the client has taken nearly all that was sent, or is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
@@ -71,6 +74,11 @@ class RemotingClient:
         """Note the producer groups that this client has now, and forget what it sent by others."""
         self.producers = producers
         self.sends_transactions &= producers.keys()
+
+    async def all_taken(self) -> None:
+        """Wait until this client has taken nearly all that was sent to it, or is gone."""
+        if self.connection is not None:
+            await self.connection.all_taken()
 
     def queue(self, group: str, topic: str, queue_id: int) -> ClaimQueue | None:
         """Return a queue that this client began; None: it began none here."""
@@ -173,8 +181,8 @@ class RemotingClients:
         """Return the producer groups that have a producer here, with the keys under which their checks are claimed."""
         return {(group, client.keys) for client in self._connected() for group in client.producers}
 
-    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
-        """Send a check to one of the group's producers; return its id, or None if none takes it."""
+    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> RemotingClient | None:
+        """Send a check to one of the group's producers; return it, or None if none takes it."""
         found = [one for one in self._connected() if group in one.producers and one.keys == keys]
         turn = self._turn[group] = self._turn.get(group, -1) + 1
         ahead = turn % max(1, len(found))
@@ -184,7 +192,7 @@ class RemotingClients:
             if connection is not None and connection.send(
                 _check_frame(check, client.producers[group], connection.host)
             ):
-                return client.client_id
+                return client
         return None
 
     def _name(self, client_id: str, connection: ClientConnection) -> str:
