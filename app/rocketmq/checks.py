@@ -6,6 +6,7 @@ claims checks only for groups of which a producer is connected here, so a check 
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Protocol
 from uuid import UUID
 
@@ -31,14 +32,25 @@ FAILED_S, FAILED_MOST_S = 1.0, 30.0
 Published = tuple[str, ApiKeys]
 
 
+class AskedProducer(Protocol):
+    """A producer to which checks are sent."""
+
+    @property
+    def client_id(self) -> str:
+        """The id by which the log names it."""
+
+    async def all_taken(self) -> None:
+        """Wait until it has taken what was sent to it, or is gone."""
+
+
 class ConnectedProducers(Protocol):
     """The producers that are connected to this process."""
 
     def published(self) -> set[Published]:
         """Return the producer groups that have a producer here, with the keys under which their checks are claimed."""
 
-    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
-        """Send a check to one of the group's producers; return its id, or None if none takes it."""
+    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> AskedProducer | None:
+        """Send a check to one of the group's producers; return it, or None if none takes it."""
 
 
 class CheckClaims:
@@ -50,7 +62,8 @@ class CheckClaims:
         self._api, self._producers = api, producers
         self._metrics, self._protocol = metrics, protocol
         self._claims: dict[Published, asyncio.Task[None]] = {}
-        self._out: dict[UUID, float] = {}
+        # Until when, by group, transaction and keys.
+        self._out: dict[tuple[str, UUID, ApiKeys], float] = {}
         self._stopped = False
 
     def __len__(self) -> int:
@@ -83,16 +96,18 @@ class CheckClaims:
             claim.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
 
-    def answered(self, transaction_id: UUID) -> bool:
-        """Return whether a check of this transaction is out, and forget it.
+    def is_out(self, group: str, transaction_id: UUID, keys: ApiKeys) -> bool:
+        """Return whether a check of this transaction is out to a client of this group with these rights.
 
         Clients in Go do not say whether an end is the answer to a check.
         """
-        until, now = self._out.pop(transaction_id, None), time.monotonic()
-        if until is None or until <= now:
-            return False
-        self._metrics.check_answered(self._protocol, now - until + ANSWER_S)
-        return True
+        return self._out.get((group, transaction_id, keys), 0.0) > time.monotonic()
+
+    def answered(self, group: str, transaction_id: UUID, keys: ApiKeys) -> None:
+        """Note that the answer to a check is recorded, or refused for good."""
+        until, now = self._out.pop((group, transaction_id, keys), 0.0), time.monotonic()
+        if until > now:
+            self._metrics.check_answered(self._protocol, now - until + ANSWER_S)
 
     async def _claim(self, group: str, keys: ApiKeys) -> None:
         started, pause_s = True, FAILED_S
@@ -111,10 +126,10 @@ class CheckClaims:
         path = path_of("producer-groups", group, "checks", "claim")
         # Without a part of the buffers: their time would pass while claimed messages wait for slow consumers.
         answer = await self._api.claim(path, keys.producer, wanted, wait_s=WAIT_S)
-        for check in read_checks(answer).checks:
-            self._ask(group, keys, check)
+        asked = [self._ask(group, keys, check) for check in read_checks(answer).checks]
+        await _until_taken({one for one in asked if one is not None})
 
-    def _ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> None:
+    def _ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> AskedProducer | None:
         now = time.monotonic()
         self._out = {one: until for one, until in self._out.items() if until > now}
         transaction_id = str(check.transaction_id)
@@ -124,15 +139,16 @@ class CheckClaims:
             # A message that has no form for the client. The other checks of the claim go on; this one comes again.
             log.exception("rocketmq_check_not_encoded", group=group, transaction_id=transaction_id)
             self._metrics.check(self._protocol, "not_encoded")
-            return
+            return None
         if client is None:
             # The producer left after the claim: the check comes again when the claim is over.
             self._metrics.check(self._protocol, "no_producer")
             log.info("rocketmq_check_without_a_producer", group=group, transaction_id=transaction_id)
-            return
-        self._out[check.transaction_id] = now + ANSWER_S
+            return None
+        self._out[group, check.transaction_id, keys] = now + ANSWER_S
         self._metrics.check(self._protocol, "sent")
-        log.info("rocketmq_check_sent", group=group, transaction_id=transaction_id, client=client)
+        log.info("rocketmq_check_sent", group=group, transaction_id=transaction_id, client=client.client_id)
+        return client
 
     def _note(self, group: str, refused: Exception) -> None:
         if not isinstance(refused, CallRefused):
@@ -149,3 +165,17 @@ class CheckClaims:
             log.warning("rocketmq_checks_cannot_be_claimed", group=group, error=refused.text)
         else:
             log.info("rocketmq_halfnote_does_not_answer", group=group, error=refused.text)
+
+
+async def _until_taken(asked: Iterable[AskedProducer]) -> None:
+    """Wait until one of the producers that were asked has taken its checks, for at most ANSWER_S.
+
+    A check that no producer takes uses up one of its tries. The others of a group go on beside one that does not read.
+    """
+    waiting = [asyncio.ensure_future(one.all_taken()) for one in asked]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.rocketmq.consuming import BATCH_MAX, POLL_MOST_S
+from app.rocketmq.answer_sizes import BATCH_MAX
+from app.rocketmq.consuming import POLL_MOST_S
 from app.rocketmq.protocol.definition_pb2 import CustomizedBackoff, ExponentialBackoff, Metric, RetryPolicy, Settings
 
 SEND_ATTEMPTS = 3

@@ -1,6 +1,7 @@
 """The clients that are connected to this process, by the streams that they hold open."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from app.rocketmq.credentials import ApiKeys
@@ -50,8 +51,15 @@ class ConnectedClient:
         self._commands.task_done()
 
     async def all_taken(self) -> None:
-        """Wait until the client has taken every command."""
+        """Wait until the client has taken every command, or has left."""
         await self._commands.join()
+
+    def left(self) -> None:
+        """Note that the stream has ended: what waits is not taken any more."""
+        # It is raised when nothing is left to take.
+        with contextlib.suppress(ValueError):
+            while True:
+                self._commands.task_done()
 
     def end(self) -> None:
         """End the stream after what waits."""
@@ -124,14 +132,14 @@ class ConnectedClients:
         ahead = turn % len(found)
         return sorted(found[ahead:] + found[:ahead], key=lambda one: not one.sends_transactions)
 
-    def ask(self, topic: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
-        """Send a check to one of the topic's producers; return its id, or None if none takes it."""
+    def ask(self, topic: str, keys: ApiKeys, check: ClaimedOrphan) -> ConnectedClient | None:
+        """Send a check to one of the topic's producers; return it, or None if none takes it."""
         for client in self.producers_of(topic, keys):
             command = RecoverOrphanedTransactionCommand(
                 message=orphaned(check, client.topics[topic]), transaction_id=str(check.transaction_id)
             )
             if client.send(TelemetryCommand(recover_orphaned_transaction_command=command)):
-                return client.client_id
+                return client
         return None
 
     def published(self) -> set[tuple[str, ApiKeys]]:

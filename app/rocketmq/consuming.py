@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from app.rocketmq.answer_sizes import AnswerSizes
 from app.rocketmq.buffers import BufferedBytes
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.claiming import Claiming
@@ -29,7 +30,6 @@ from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Shape, Subscriptions
 
-BATCH_MAX = 32
 # RocketMQ's limits of the time for which a consumer holds a message.
 INVISIBLE_LEAST_S, INVISIBLE_MOST_S = 10.0, 43_200.0
 POLL_MOST_S = 20.0
@@ -45,7 +45,7 @@ class Consuming:
         self, claiming: Claiming, clients: ConnectedClients, subscriptions: Subscriptions, renewals: Renewals
     ) -> None:
         self._claiming, self._clients, self._subscriptions, self._renewals = claiming, clients, subscriptions, renewals
-        self._buffers = claiming.buffers
+        self._buffers, self._sizes = claiming.buffers, AnswerSizes()
 
     async def receive(
         self, request: ReceiveMessageRequest, call: ClientCall
@@ -68,10 +68,11 @@ class Consuming:
         wanted_s = _held_s(request)
         shape = await self._ready(request, call, name, topic)
         one_by_one = shape["ordered"] == "key" and self._mixes_up(request, call)
+        size = self._sizes.of(call.client_id, call.keys, name)
         claimed = await self._claiming.claim(
             name,
             call.keys,
-            most=1 if one_by_one else min(max(request.batch_size, 1), BATCH_MAX),
+            most=1 if one_by_one else min(max(request.batch_size, 1), size.most),
             held_s=wanted_s,
             wait_s=_poll_s(request, call.left_s),
             buffered=buffered,
@@ -81,7 +82,7 @@ class Consuming:
             return
         handles = [one.handle for one in claimed]
         # How many messages were passed on, the last of them perhaps in vain, and how many were read.
-        passed, read, whole = 0, 0, False
+        passed, read, whole, body_bytes = 0, 0, False, 0
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
         try:
             if request.auto_renew:
@@ -90,14 +91,19 @@ class Consuming:
             for one in claimed:
                 # Also before its translation: one that fails there must use up its attempts.
                 passed += 1
-                yield ReceiveMessageResponse(message=delivered(one, resource, held_s))
+                message = delivered(one, resource, held_s)
+                body_bytes += len(message.body)
+                yield ReceiveMessageResponse(message=message)
                 read += 1
             end = ReceiveMessageResponse()
             end.delivery_timestamp.GetCurrentTime()
             yield end
             whole = True
+            size.sent(passed, body_bytes)
+            size.arrived()
         finally:
             if not whole:
+                size.lost()
                 # A client drops what it read of an answer without an end. That lapses.
                 self._renewals.settled(handles)
                 self._give_back(name, call, handles[read:passed], handles[passed:])

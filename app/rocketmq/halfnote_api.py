@@ -6,11 +6,14 @@ import time
 from typing import Any
 
 import httpx
+import structlog
 
 from app.rocketmq.buffers import BufferedBytes, Buffers
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.protocol.definition_pb2 import Code
 from app.rocketmq.refusals import CallRefused, refusal_of
+
+log = structlog.get_logger(__name__)
 
 CONNECT_S = 3.0
 # How long an answer may take, beside the time that a claim waits.
@@ -20,7 +23,10 @@ UNKNOWN_BYTES = 12 * 1024 * 1024
 
 
 class HalfnoteApi:
-    """Halfnote at one URL. Raises CallRefused for a problem, and if there is no answer."""
+    """Halfnote at one URL. Raises CallRefused for a problem, and if there is no answer.
+
+    `shown_url`: the URL without the credentials that it may have, for the log.
+    """
 
     def __init__(
         self,
@@ -31,7 +37,9 @@ class HalfnoteApi:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url, self.buffers, self._metrics = url, buffers, metrics
+        self.buffers, self._metrics = buffers, metrics
+        self.shown_url = str(httpx.URL(url).copy_with(userinfo=b""))
+        self._is_away = False
         # A waiting claim holds its connection, so their number is not limited here. No proxy from the environment: the
         # service is in this network.
         self._http = httpx.AsyncClient(
@@ -96,15 +104,22 @@ class HalfnoteApi:
                 await _read(answer, buffered)
         except httpx.HTTPError as error:
             self._metrics.api("none", None)
-            raise CallRefused(
-                Code.PROXY_TIMEOUT,
-                f"Halfnote does not answer at {self.url}: {error or type(error).__name__}.",
-                for_now=True,
-            ) from None
+            # An exception is true also without a text, as that of a timeout.
+            why = str(error) or type(error).__name__
+            self._note_away(why)
+            # Clients learn nothing of where Halfnote is.
+            raise CallRefused(Code.PROXY_TIMEOUT, f"Halfnote does not answer: {why}.", for_now=True) from None
+        self._is_away = False
         self._metrics.api(str(answer.status_code), None if wait_s else time.monotonic() - begun)
         if not answer.is_success:
             raise refusal_of(answer.status_code, _problem(answer))
         return answer.content
+
+    def _note_away(self, why: str) -> None:
+        """Log the first request without an answer. All of them are in the metrics."""
+        if not self._is_away:
+            log.warning("rocketmq_halfnote_away", url=self.shown_url, error=why)
+        self._is_away = True
 
 
 async def _read(answer: httpx.Response, buffered: BufferedBytes) -> None:

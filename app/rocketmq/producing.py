@@ -56,11 +56,12 @@ class Producing:
             transaction = UUID(request.transaction_id)
         except ValueError:
             raise CallRefused(Code.INVALID_TRANSACTION_ID, "The transaction id is not one of Halfnote.") from None
-        checked = self._checks.answered(transaction) or request.source == TransactionSource.SOURCE_SERVER_CHECK
+        said = request.source == TransactionSource.SOURCE_SERVER_CHECK
+        checked = said or self._checks.is_out(topic, transaction, call.keys)
         verdict = _VERDICTS.get(request.resolution, "unknown")
         if verdict == "unknown" and not checked:
             return EndTransactionResponse(status=OK_STATUS)
-        await self._storing.end(topic, str(transaction), verdict, call.keys, checked=checked)
+        await self._storing.end(topic, transaction, verdict, call.keys, checked=checked)
         return EndTransactionResponse(status=OK_STATUS)
 
 

@@ -118,7 +118,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         remoting_port=remoting_port,
         operations_port=operations_port,
         tls=options.certificate is not None,
-        url=options.url,
+        url=api.shown_url,
     )
     try:
         await ended.wait()

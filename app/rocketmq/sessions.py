@@ -90,6 +90,7 @@ class ClientSessions:
                 raise error
         finally:
             self._clients.remove(client)
+            client.left()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader
@@ -143,11 +144,12 @@ class ClientSessions:
                 if former.get(name) != said:
                     await self._subscriptions.filter_by(name, topic, client.keys, filters)
                 client.expressions[name] = said
-                shape = await self._subscriptions.of(name, topic, client.keys, filters)
-                ordered = ordered or shape["ordered"] == "key"
+                await self._subscriptions.of(name, topic, client.keys, filters)
             except CallRefused as refused:
                 # A client whose settings are not answered does not start. The answers to its claims say what is wrong.
                 log.warning("rocketmq_subscription_not_ready", subscription=name, error=refused.text)
+            if (seen := self._subscriptions.seen(name, client.keys)) is not None:
+                shape, ordered = seen, ordered or seen["ordered"] == "key"
         return {**shape, "ordered": "key" if ordered else "none"}
 
     def _connected(self, call: ClientCall) -> ConnectedClient:

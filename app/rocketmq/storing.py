@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from uuid import UUID
 
 import structlog
 
@@ -74,15 +75,23 @@ class Storing:
         await asyncio.gather(*(store_in_order(numbers) for numbers in by_key.values()))
         return [found[number] for number in range(len(messages))]
 
-    async def end(self, group: str, transaction: str, verdict: str, keys: ApiKeys, *, checked: bool) -> None:
+    async def end(self, group: str, transaction: UUID, verdict: str, keys: ApiKeys, *, checked: bool) -> None:
         """Record a verdict. `checked`: it answers a check. Raises CallRefused."""
         content = {
             "producer_group": group,
-            "transaction_id": transaction,
+            "transaction_id": str(transaction),
             "verdict": verdict,
             "from_check": checked,
         }
-        await self._api.post("/end", keys.producer, content)
+        try:
+            await self._api.post("/end", keys.producer, content)
+        except CallRefused as refused:
+            # A client that is refused for now says it again.
+            if checked and not refused.for_now:
+                self._checks.answered(group, transaction, keys)
+            raise
+        if checked:
+            self._checks.answered(group, transaction, keys)
 
     async def _stored(
         self, group: str, topic: str, message: SentMessage, keys: ApiKeys, at: datetime, now: datetime

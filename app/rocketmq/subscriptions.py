@@ -35,22 +35,20 @@ class Subscriptions:
         A new one begins with the messages that come from now on, as a new consumer group does in RocketMQ, unless
         `start` is `earliest`.
         """
-        at, seen = self._seen.get((name, keys), (0.0, {}))
-        if seen and time.monotonic() - at < SEEN_S:
-            return seen
-        shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters, start)
-        if shape["destination"]["type"] != "pull":
-            raise CallRefused(
-                Code.CONSUMER_GROUP_NOT_FOUND,
-                f"The subscription `{name}` delivers to its destination ({shape['destination']['type']}), so no "
-                "consumer can claim from it. Delete it, or name the consumer group differently.",
-            )
-        self._keep(name, keys, shape)
-        return shape
+        return self.seen(name, keys) or await self._read(name, topic, keys, filters, start)
 
-    async def filter_by(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> None:
-        """Give the subscription these filters, as the last consumer that says how to filter decides in RocketMQ."""
-        shape = await self.of(name, topic, keys, filters)
+    def seen(self, name: str, keys: ApiKeys) -> Shape | None:
+        """Return the subscription as it was within the last SEEN_S; None: it was not seen."""
+        at, shape = self._seen.get((name, keys), (0.0, None))
+        return shape if time.monotonic() - at < SEEN_S else None
+
+    async def filter_by(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str = "latest") -> None:
+        """Give the subscription these filters, as the last consumer that says how to filter decides in RocketMQ.
+
+        One that does not exist is declared. Raises CallRefused.
+        """
+        # A consumer may have said something else by another gateway since the subscription was seen here.
+        shape = await self._read(name, topic, keys, filters, start)
         if _compared(shape["filters"]) == _compared(filters):
             return
         content = {"filters": _patch(shape["filters"], filters)}
@@ -58,9 +56,9 @@ class Subscriptions:
         log.info("rocketmq_filters_changed", subscription=name, filters=filters, former=shape["filters"])
         self._keep(name, keys, changed)
 
-    async def order_by_key(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> None:
+    async def order_by_key(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str = "latest") -> None:
         """Let the messages of a key come in their order, as an orderly consumer asks. Raises CallRefused."""
-        shape = await self.of(name, topic, keys, filters)
+        shape = await self._read(name, topic, keys, filters, start)
         if shape["ordered"] == "key":
             return
         content = {"ordered": "key"}
@@ -71,6 +69,17 @@ class Subscriptions:
     def forget(self, name: str, keys: ApiKeys) -> None:
         """Look again at the next call: the subscription was deleted or changed."""
         self._seen.pop((name, keys), None)
+
+    async def _read(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str) -> Shape:
+        shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters, start)
+        if shape["destination"]["type"] != "pull":
+            raise CallRefused(
+                Code.CONSUMER_GROUP_NOT_FOUND,
+                f"The subscription `{name}` delivers to its destination ({shape['destination']['type']}), so no "
+                "consumer can claim from it. Delete it, or name the consumer group differently.",
+            )
+        self._keep(name, keys, shape)
+        return shape
 
     def _keep(self, name: str, keys: ApiKeys, shape: Shape) -> None:
         now = time.monotonic()

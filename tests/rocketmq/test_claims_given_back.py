@@ -19,7 +19,7 @@ from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.conftest import assembled, client_of, settings_of
 from tests.rocketmq.test_consuming import received
 from tests.rocketmq.test_consuming import sent as sent_by_grpc
-from tests.rocketmq.test_remoting_consuming import joined, pulled, sent
+from tests.rocketmq.test_remoting_consuming import began, joined, pulled, sent
 from tests.support.gateway import RocketClient, consumer_of, gateway_over, message_of, receive_of
 from tests.support.refusing_service import RefusingService
 from tests.support.remoting import ReadMessage, RemotingPeer, remoting_over
@@ -176,6 +176,40 @@ async def test_what_a_client_holds_of_a_topic_that_it_leaves_comes_again_soon(
     assert (await peer.heartbeat(consumers={"points": "*"}, topic="billing")).code == ResultCode.SUCCESS
     assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1)]
     assert len(parts.renewals) == 1
+    await peer.close()
+    await other.close()
+
+
+async def test_what_a_client_holds_of_a_group_that_its_heartbeat_leaves_out_comes_again_soon(
+    gateway: tuple[RemotingGateway, int],
+) -> None:
+    parts, port = gateway
+    peer, other = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+    assert (await peer.heartbeat(consumers={"points": "*", "mail": "*"})).code == ResultCode.SUCCESS
+    peer.origin = await began(peer)
+    await joined(other)
+    await sent(peer, b"a")
+    assert [one.body for one in await pulled(peer, 0)] == [b"a"]
+    # Its word that it left was lost.
+    assert (await peer.heartbeat(consumers={"mail": "*"})).code == ResultCode.SUCCESS
+    assert (await peer.pull(1)).code == ResultCode.SUBSCRIPTION_NOT_EXIST
+    assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1)]
+    assert len(parts.renewals) == 1
+    await peer.close()
+    await other.close()
+
+
+async def test_two_connections_of_one_client_id_keep_their_groups(gateway: tuple[RemotingGateway, int]) -> None:
+    peer, other = await RemotingPeer.connect(gateway[1]), await RemotingPeer.connect(gateway[1])
+    other.client_id = peer.client_id
+    await joined(peer)
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    for _ in range(2):
+        assert (await other.heartbeat(consumers={"mail": "*"})).code == ResultCode.SUCCESS
+        assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+    assert await pulled(peer, 1) == []
+    assert (await other.pull(0, group="mail")).code == ResultCode.PULL_NOT_FOUND
     await peer.close()
     await other.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq import consuming, renewals
+from app.rocketmq import answer_sizes, consuming, renewals
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.credentials import ApiKeys, Credentials
@@ -48,6 +49,7 @@ from tests.support.gateway import (
     receive_of,
 )
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import RefusingService
 
 __all__ = ["start"]
 
@@ -182,6 +184,34 @@ async def test_the_group_is_a_subscription_that_filters_as_the_last_client_says(
     await sent(rocket, message_of("order", b"eu", user_properties={"region": "eu"}))
     assert [one.body for one in await received(rocket, expression="paid || created")] == [b"eu"]
     stream.cancel()
+
+
+async def test_the_last_client_decides_the_filter_whatever_another_gateway_saw_before(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
+) -> None:
+    here, there = Subscriptions(gateway[0].api), Subscriptions(gateway[0].api)
+    keys = ApiKeys(None, None)
+    for gateway_of_client, tag in ((here, "b"), (there, "a"), (here, "b")):
+        await gateway_of_client.filter_by(NAME, "order", keys, {"tags": [tag]})
+        assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"]["tags"] == [tag]
+    await here.order_by_key(NAME, "order", keys, {"tags": ["b"]})
+    assert (await client.patch(f"/subscriptions/{NAME}", json={"ordered": "none"})).status_code == 200
+    await here.order_by_key(NAME, "order", keys, {"tags": ["b"]})
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["ordered"] == "key"
+
+
+async def test_a_poll_does_not_read_the_subscription_again(client: httpx.AsyncClient) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    async with gateway_over(service) as (_, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order"))
+        asked = len(service.asked)
+        for _ in range(3):
+            assert await received(rocket) == []
+        assert [action for action, _ in service.asked[asked:]] == ["claim"] * 3
+        stream.cancel()
 
 
 async def test_a_filter_that_halfnote_cannot_do_is_refused(rocket: RocketClient) -> None:
@@ -363,6 +393,60 @@ async def test_what_a_push_consumer_holds_is_renewed_when_it_comes_back(
     await parts.renewals.renew(held.since + renewals.RENEWED_MOST_S + 1)
     assert parts.renewals._held == {}
     stream.cancel()
+
+
+async def test_after_an_answer_that_broke_the_next_one_has_one_message_and_later_ones_more(
+    client: httpx.AsyncClient,
+) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    async with gateway_over(service) as (parts, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order"))
+        await sent(rocket, *(message_of("order", bytes([number])) for number in range(64)))
+        subscriptions = Subscriptions(parts.api)
+        gateway_side = consuming.Consuming(
+            Claiming(parts.api, subscriptions), parts.clients, subscriptions, parts.renewals
+        )
+
+        async def read(most: int, client_id: str = rocket.client_id) -> None:
+            """Read up to `most` answers of one Receive. The client is gone then, as at its deadline."""
+            call = ClientCall(client_id, ApiKeys(None, None), None)
+            async with aclosing(gateway_side.receive(receive_of("points", "order"), call)) as answers:
+                async for _ in answers:
+                    most -= 1
+                    if not most:
+                        return
+
+        for most in (3, 40, 40, 1, 40, 40):
+            await read(most)
+        # Another client is not concerned.
+        await read(40, "other")
+        claims = [wanted["max"] for action, wanted in service.asked if action == "claim"]
+        first = answer_sizes.FIRST_BATCH_MAX
+        assert claims == [first, 1, 2, 4, 1, 2, first]
+        stream.cancel()
+
+
+async def test_an_answer_brings_few_large_messages(rocket: RocketClient) -> None:
+    large = answer_sizes.BATCH_BYTES // 2
+    for number in range(12):
+        await sent(rocket, message_of("order", bytes([number]) * large))
+    assert len(await received(rocket)) == answer_sizes.FIRST_BATCH_MAX
+    assert len(await received(rocket)) == 2
+
+
+def test_sizes_are_kept_of_so_many_clients() -> None:
+    sizes, keys = answer_sizes.AnswerSizes(), ApiKeys(None, None)
+    first = sizes.of("0", keys, NAME)
+    for number in range(1, answer_sizes.KEPT_MAX):
+        sizes.of(f"{number}", keys, NAME)
+    assert sizes.of("0", keys, NAME) is first
+    second = sizes.of("1", keys, NAME)
+    sizes.of("last", keys, NAME)
+    assert (sizes.of("0", keys, NAME), sizes.of("1", keys, NAME)) == (first, second)
+    assert len(sizes._kept) == answer_sizes.KEPT_MAX
 
 
 @pytest.mark.parametrize(("read", "lapsing"), [(3, 1), (5, 3)])

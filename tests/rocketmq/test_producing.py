@@ -1,13 +1,18 @@
 """Messages, halves and ends by RocketMQ's protocol, over the service in process."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.database.connection import Connection
+from app.rocketmq import checks
+from app.rocketmq.clients import ConnectedClient
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import (
     COMMIT,
@@ -32,8 +37,11 @@ from app.rocketmq.protocol.service_pb2 import (
     SendMessageRequest,
 )
 from app.rocketmq.service import SERVICE
+from app.runtime.state import Runtime
+from app.store.checkback.requests import ask_now
 from tests.support.gateway import RocketClient, codes_of, gateway_over, message_of, producer_of
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import RefusingService
 
 __all__ = ["start"]
 
@@ -89,6 +97,74 @@ async def test_unknown_changes_nothing_whoever_says_it(rocket: RocketClient, db:
         said = await ended(rocket, entry.transaction_id, TRANSACTION_RESOLUTION_UNSPECIFIED, **fields)
         assert said == "OK"
     assert await stored(db) == [(entry.transaction_id, None)]
+
+
+@pytest.mark.parametrize("resolution", [TRANSACTION_RESOLUTION_UNSPECIFIED, COMMIT])
+async def test_an_answer_to_a_check_that_was_refused_for_now_is_still_one(
+    client: httpx.AsyncClient, runtime: Runtime, resolution: int
+) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    group = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+    assert (await client.put("/producer-groups/order", json=group)).status_code == 201
+    async with gateway_over(service) as (gateway, channel):
+        rocket = RocketClient(channel)
+        entry = await half(rocket)
+        async with runtime.database.connection() as connection:
+            assert await ask_now(connection, UUID(entry.transaction_id), runtime.clock.now())
+        stream, _ = await rocket.connect(producer_of("order"))
+        async with asyncio.timeout(60):
+            await stream.read()
+        # An end that names another topic is no answer to the check.
+        unknown = EndTransactionRequest(topic=Resource(name="billing"), transaction_id=entry.transaction_id)
+        assert codes_of([await rocket.call("EndTransaction", unknown)]) == ["OK"]
+        assert len(gateway.checks) == 1
+        # A client in Go does not say of what its ends are.
+        service.whole = {"end"}
+        assert await ended(rocket, entry.transaction_id, resolution) == "TOO_MANY_REQUESTS"
+        service.whole.clear()
+        assert await ended(rocket, entry.transaction_id, resolution) == "OK"
+        assert len(gateway.checks) == 0
+        ends = [wanted for action, wanted in service.asked if action == "end"]
+        assert [one["from_check"] for one in ends] == [True, True]
+        # The next one is no answer any more.
+        assert await ended(rocket, entry.transaction_id, TRANSACTION_RESOLUTION_UNSPECIFIED) == "OK"
+        assert [action for action, _ in service.asked].count("end") == 2
+        stream.cancel()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it reads", "it leaves"])
+async def test_the_next_checks_are_claimed_when_a_producer_has_taken_those_before(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS_MAX", 1)
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    group = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+    assert (await client.put("/producer-groups/order", json=group)).status_code == 201
+    async with gateway_over(service) as (gateway, channel):
+        for number in range(2):
+            entry = await half(RocketClient(channel), bytes([number]))
+            async with runtime.database.connection() as connection:
+                assert await ask_now(connection, UUID(entry.transaction_id), runtime.clock.now())
+        producer = ConnectedClient("slow", ApiKeys(None, None))
+        producer.topics = {"order": Resource(name="order")}
+        gateway.clients.add(producer)
+        async with asyncio.timeout(60):
+            first = await producer.next_command()
+            # A claim would begin at once.
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert [action for action, _ in service.asked].count("claim") == 1
+            if ends:
+                producer.left()
+            else:
+                producer.taken()
+            second = await producer.next_command()
+        asked = [one.recover_orphaned_transaction_command.message.body for one in (first, second) if one is not None]
+        assert sorted(asked) == [b"\0", b"\1"]
 
 
 @pytest.mark.parametrize("transaction_id", ["", "order-1030", "019a9f1c-1030-7b1e-8f00-1030a1030a10"])
@@ -180,12 +256,28 @@ async def test_without_the_service_the_answer_says_so_and_later_calls_succeed(cl
         rocket = RocketClient(channel)
         answer = await sent(rocket, message_of("order", b"x"))
         assert codes_of([answer]) == ["PROXY_TIMEOUT"]
-        assert "http://localhost" in answer.status.message
+        assert answer.status.message == "Halfnote does not answer: refused."
         stream, settings = await rocket.connect(producer_of("order"))
         assert settings.publishing.max_body_size == 3_000_000
         transport.down = False
         assert codes_of([await sent(rocket, message_of("order", b"x"))]) == ["OK"]
         stream.cancel()
+
+
+async def test_a_client_reads_what_failed_and_not_where_the_service_is() -> None:
+    class Silent(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            raise httpx.ReadTimeout("", request=request)
+
+    with capture_logs() as logged:
+        async with gateway_over(Silent(), url="http://operator:secret@halfnote.internal:8080") as (_, channel):
+            for _ in range(2):
+                answer = await sent(RocketClient(channel), message_of("order", b"x"))
+                assert codes_of([answer]) == ["PROXY_TIMEOUT"]
+                assert answer.status.message == "Halfnote does not answer: ReadTimeout."
+    away = [one for one in logged if one["event"] == "rocketmq_halfnote_away"]
+    assert [(one["url"], one["error"]) for one in away] == [("http://halfnote.internal:8080", "ReadTimeout")]
+    assert "secret" not in str(logged)
 
 
 async def test_a_producer_gets_its_settings_and_is_known_until_it_leaves(rocket: RocketClient) -> None:

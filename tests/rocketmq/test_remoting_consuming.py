@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.rocketmq import answer_sizes
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.remoting import claim_queues, pulling
+from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import HELD_S
@@ -18,6 +19,7 @@ from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import OVERLOADED, RefusingService
 from tests.support.remoting import ONEWAY, ReadMessage, RemotingPeer, read_messages, remoting_over
 
 __all__ = ["start"]
@@ -178,7 +180,7 @@ async def pulled_again(peer: RemotingPeer, offset: int) -> list[ReadMessage]:
 
 
 async def test_after_a_lost_answer_the_next_one_has_one_message_and_later_ones_more(peer: RemotingPeer) -> None:
-    bodies = [str(number).encode() for number in range(claim_queues.FIRST_BATCH_MAX)]
+    bodies = [str(number).encode() for number in range(answer_sizes.FIRST_BATCH_MAX)]
     await sent(peer, *bodies)
     assert len(await pulled(peer, 0)) == len(bodies)
     # An answer that does not arrive in the client's time uses up an attempt. One message arrives over a slow link.
@@ -195,9 +197,9 @@ async def test_after_a_lost_answer_the_next_one_has_one_message_and_later_ones_m
 
 
 async def test_a_pull_brings_few_large_messages(peer: RemotingPeer) -> None:
-    large = claim_queues.BATCH_BYTES // 2
+    large = answer_sizes.BATCH_BYTES // 2
     await sent(peer, *(bytes([number]) * large for number in range(12)))
-    assert len(await pulled(peer, 0)) == claim_queues.FIRST_BATCH_MAX
+    assert len(await pulled(peer, 0)) == answer_sizes.FIRST_BATCH_MAX
     assert len(await pulled(peer, 8)) == 2
 
 
@@ -229,7 +231,7 @@ async def test_another_process_goes_on_above_the_clients_own_offsets(
         await sent(peer, b"c")
         [message] = read_messages((await other.pull(own, commitOffset=own)).body)
         assert message.body == b"c"
-        assert message.queue_offset > own + claim_queues.BATCH_MAX
+        assert message.queue_offset > own + answer_sizes.BATCH_MAX
         assert await receipts(db) == 0
         # This one acknowledges what it gave out.
         other.origin = message.queue_offset
@@ -444,6 +446,29 @@ async def test_the_subscription_filters_and_begins_as_the_client_says(
     answer = await peer.call(RequestCode.CHECK_CLIENT_CONFIG, body=json.dumps(check).encode())
     assert answer.code == ResultCode.SUBSCRIPTION_PARSE_FAILED
     await peer.close()
+
+
+async def test_nothing_is_pulled_by_a_filter_that_the_client_gave_up(client: httpx.AsyncClient) -> None:
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    async with remoting_over(service) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        await peer.heartbeat(consumers={"points": "created"})
+        peer.origin = await began(peer)
+        service.methods = {"PATCH"}
+        assert (await peer.heartbeat(consumers={"points": "paid"})).code == ResultCode.SUCCESS
+        await sent(peer, b"paid", TAGS="paid")
+        # The former filter would pass over it for good.
+        answer = await peer.pull(0)
+        assert (answer.code, answer.remark) == (ResultCode.SYSTEM_BUSY, OVERLOADED["title"])
+        service.methods.clear()
+        assert [one.body for one in await pulled(peer, 0)] == [b"paid"]
+        assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"]["tags"] == ["paid"]
+        asked = len(service.asked)
+        assert await pulled(peer, 1) == []
+        assert [action for action, _ in service.asked[asked:]] == ["claim"]
+        await peer.close()
 
 
 async def offset_asked(peer: RemotingPeer, **fields: Any) -> int:

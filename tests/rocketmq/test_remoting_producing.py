@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.rocketmq import checks
 from app.rocketmq.credentials import ApiKeys, Credential, Credentials
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import BINARY_HEADER, JSON_HEADER, RemotingFrame
@@ -20,6 +21,7 @@ from app.runtime.state import Runtime
 from app.store.checkback.requests import ask_now
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.keyed_services import made, start
+from tests.support.refusing_service import RefusingService
 from tests.support.remoting import ONEWAY, RemotingPeer, read_messages, remoting_over
 
 __all__ = ["start"]
@@ -215,6 +217,52 @@ async def test_a_check_that_has_no_form_for_the_client_holds_up_no_other(dsn: st
         assert {one.code for one in asked} == {RequestCode.CHECK_TRANSACTION_STATE}
         counted = gateway.metrics.exposition().decode()
         assert 'halfnote_rocketmq_checks_total{outcome="not_encoded",protocol="remoting"} 1.0' in counted
+        await peer.close()
+
+
+class SlowConnection:
+    """A connection whose client takes what was sent when the test says so."""
+
+    number, host, takes_answers = 1, ("127.0.0.1", 9876), True
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[RemotingFrame] = asyncio.Queue()
+        self.takes = asyncio.Event()
+
+    def send(self, frame: RemotingFrame) -> bool:
+        self.sent.put_nowait(frame)
+        return True
+
+    async def all_taken(self) -> None:
+        await self.takes.wait()
+
+
+async def test_the_next_checks_are_claimed_when_a_producer_has_taken_those_before(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS_MAX", 1)
+    served = client._transport
+    assert isinstance(served, httpx.AsyncBaseTransport)
+    service = RefusingService(served)
+    shape = {"checks": "claim", "immunity_s": 1, "interval_s": 1}
+    assert (await client.put("/producer-groups/shop", json=shape)).status_code == 201
+    async with remoting_over(service) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        transactions = [(await half(peer))[1] for _ in range(2)]
+        for transaction in transactions:
+            async with runtime.database.connection() as connection:
+                assert await ask_now(connection, transaction, runtime.clock.now())
+        slow = SlowConnection()
+        gateway.clients.connect("slow", ApiKeys(None, None), slow).has_producers({"shop": "shop"})
+        gateway.clients.on_change()
+        async with asyncio.timeout(60):
+            await slow.sent.get()
+            # A claim would begin at once.
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert [action for action, _ in service.asked].count("claim") == 1
+            slow.takes.set()
+            assert (await slow.sent.get()).code == RequestCode.CHECK_TRANSACTION_STATE
         await peer.close()
 
 

@@ -83,6 +83,17 @@ async def test_a_further_stream_of_a_push_consumer_that_was_told_changes_nothing
         stream.cancel()
 
 
+async def test_a_push_consumer_is_told_of_the_order_that_was_seen_before_halfnote_went_away(
+    halfnote: SometimesAway, channel: grpc.aio.Channel
+) -> None:
+    first, _ = await RocketClient(channel).connect(SETTINGS)
+    halfnote.away = True
+    second, settings = await RocketClient(channel).connect(SETTINGS)
+    assert settings.subscription.fifo
+    for stream in (first, second):
+        stream.cancel()
+
+
 def test_the_oldest_is_forgotten() -> None:
     clients = ConnectedClients()
     for number in range(UNORDERED_MAX + 1):

@@ -14,14 +14,15 @@ INVALID = {"type": "/problems/handle-invalid", "title": "Not a handle of this su
 class RefusingService(httpx.AsyncBaseTransport):
     """Passes requests on. `outcomes`: by action, what is answered for handles that the service does not get to see.
 
-    `whole`: actions that are answered 503. `before` and `after`: what is awaited before a request of an action goes on,
-    and before its answer does.
+    `whole` and `methods`: actions and HTTP methods that are answered 503. `before` and `after`: what is awaited before
+    a request of an action goes on, and before its answer does.
     """
 
     def __init__(self, service: httpx.AsyncBaseTransport) -> None:
         self._service = service
         self.outcomes: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         self.whole: set[str] = set()
+        self.methods: set[str] = set()
         self.before: dict[str, Callable[[], Awaitable[object]]] = {}
         self.after: dict[str, Callable[[], Awaitable[object]]] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -34,7 +35,7 @@ class RefusingService(httpx.AsyncBaseTransport):
         self.asked.append((action, wanted))
         if action in self.before:
             await self.before[action]()
-        if action in self.whole:
+        if action in self.whole or request.method in self.methods:
             return httpx.Response(503, json=OVERLOADED, request=request)
         refused = self.outcomes[action]
         handles = wanted.get("handles", [])

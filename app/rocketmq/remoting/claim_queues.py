@@ -12,11 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-BATCH_MAX = 32
-# What the first pull of a queue brings: the size of its messages is not known yet.
-FIRST_BATCH_MAX = 8
-# Bytes of bodies that a pull is to bring, by the size of those before. RocketMQ's broker sends as many.
-BATCH_BYTES = 256 * 1024
+from app.rocketmq.answer_sizes import AnswerSize
+
 # How far a queue begins above the time and the client's offset, at random. A process may have given a few offsets above
 # the client's that it did not get, and several may begin at the same time, or by clocks that differ.
 _AHEAD = range(1 << 20, 1 << 30)
@@ -53,7 +50,7 @@ class ClaimQueue:
         self._after, self._lowest = after, _first_offset(after or 0)
         self.next_offset = self._lowest
         self.pulling = asyncio.Lock()
-        self._most, self._body_bytes, self._is_answered = FIRST_BATCH_MAX, 1, False
+        self._size, self._is_answered = AnswerSize(), False
         self._held: dict[int, HeldDelivery] = {}
 
     def __len__(self) -> int:
@@ -61,8 +58,8 @@ class ClaimQueue:
 
     @property
     def most(self) -> int:
-        """How many messages the next answer has at most. Over a slow link it must arrive within the client's time."""
-        return max(1, min(self._most, BATCH_BYTES // self._body_bytes))
+        """How many messages the next answer has at most."""
+        return self._size.most
 
     def gave(self, offset: int) -> bool:
         """Return whether an offset is of this queue, or the one after which it began."""
@@ -72,19 +69,16 @@ class ClaimQueue:
         """Note what the client holds once it has the next answer. `body_bytes`: of all bodies in it."""
         self.hold(deliveries)
         self.next_offset += len(deliveries)
-        self._body_bytes, self._is_answered = max(1, body_bytes // len(deliveries)), True
+        self._size.sent(len(deliveries), body_bytes)
+        self._is_answered = True
 
     def go_on(self, offset: int) -> list[HeldDelivery]:
-        """Note for which offset of this queue the client asks. Forget and return what it did not get.
-
-        An answer that is lost uses up an attempt of its messages. So the next one has one message, and each that
-        arrives makes the next one larger.
-        """
+        """Note for which offset of this queue the client asks. Forget and return what it did not get."""
         lost = self.take_from(offset)
         if lost:
-            self._most = 1
+            self._size.lost()
         elif self._is_answered:
-            self._most = min(2 * self._most, BATCH_MAX)
+            self._size.arrived()
         self.next_offset, self._is_answered = max(offset, self._lowest), False
         return lost
 

@@ -230,9 +230,9 @@ class RemotingConnection:
             return
         if frame.code != RequestCode.PULL_MESSAGE:
             buffered.release()
-        await self._until_taken()
+        await self.all_taken()
 
-    async def _until_taken(self) -> None:
+    async def all_taken(self) -> None:
         """Wait until the client has taken what was written so far. End one that takes nothing for UNREAD_S."""
         end, taken, since = self._written, -1, time.monotonic()
         while True:

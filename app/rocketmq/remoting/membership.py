@@ -18,6 +18,7 @@ from app.rocketmq.protocol.definition_pb2 import FilterExpression, FilterType
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame, oneway
+from app.rocketmq.remoting.group_filters import changed_filters, filter_as_said
 from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
 from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient, RemotingClients, named_producers
 from app.rocketmq.remoting.requests import RemotingCall
@@ -63,17 +64,17 @@ class Membership:
                 f"This connection is of the client `{known.client_id}`. A client connects by itself.",
             )
         former = self._clients.consumers_of(client_id, call.keys, call.connection)
-        now = {**former, **consumers}
+        now = {**self._clients.consumers_beside(client_id, call.keys, call.connection), **consumers}
         self._count(producers, now)
         client = self._clients.connect(client_id, call.keys, call.connection)
         call.connection.client = client
         client.consumers = now
         client.has_producers(producers)
+        client.unready |= changed_filters(former, consumers)
         self._let_go(client)
         self._clients.on_change()
-        for group, member in consumers.items():
-            if not member.broadcasting and (former.get(group) != member or group in client.unready):
-                await self._subscribe(group, member, client)
+        for group in consumers:
+            await self._subscribe(group, client)
             if group not in former:
                 # The client asks for its queues at once, and not at its next turn.
                 call.connection.send(
@@ -112,8 +113,8 @@ class Membership:
         queues = _objects(content, "mqSet")
         for topic in {str(one.get("topic")) for one in queues}:
             if topic in member.filters and not topic.startswith(RETRY):
-                name = subscription_of(group, topic_of(topic))
-                await self._subscriptions.order_by_key(name, topic_of(topic), call.keys, member.filters[topic])
+                name, filters = subscription_of(group, topic_of(topic)), member.filters[topic]
+                await self._subscriptions.order_by_key(name, topic_of(topic), call.keys, filters, member.start)
         return call.frame.answered(ResultCode.SUCCESS, body=json.dumps({"lockOKMQSet": queues}).encode())
 
     async def unlock(self, call: RemotingCall) -> RemotingFrame:
@@ -140,6 +141,7 @@ class Membership:
 
     def _let_go(self, client: RemotingClient) -> None:
         """Forget the queues of groups and topics that a client has left. What it holds of them comes again soon."""
+        client.unready = {(group, topic) for group, topic in client.unready if client.names(group, topic)}
         former = client.former_queues()
         client.forget(queue for queue in former if not len(queue))
         if any(len(queue) for queue in former):
@@ -157,18 +159,12 @@ class Membership:
             self._renewals.settled(handles)
             self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer left")
 
-    async def _subscribe(self, group: str, member: GroupMember, client: RemotingClient) -> None:
-        client.unready.discard(group)
-        for topic, filters in member.filters.items():
-            if topic.startswith(RETRY):
-                continue
+    async def _subscribe(self, group: str, client: RemotingClient) -> None:
+        for topic in sorted(topic for one, topic in client.unready if one == group):
             try:
-                name = subscription_of(group, topic_of(topic))
-                await self._subscriptions.of(name, topic_of(topic), client.keys, filters, member.start)
-                await self._subscriptions.filter_by(name, topic_of(topic), client.keys, filters)
+                await filter_as_said(self._subscriptions, client, group, topic)
             except CallRefused as refused:
                 # A heartbeat that is refused says nothing to the client's owner. The answers to its pulls do.
-                client.unready.add(group)
                 log.warning("rocketmq_subscription_not_ready", group=group, topic=topic, error=refused.text)
 
 

@@ -7,12 +7,14 @@ from itertools import count
 
 import structlog
 
+from app.rocketmq.answer_sizes import BATCH_MAX
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.receiving import ClaimedDelivery
 from app.rocketmq.refusals import CallRefused
-from app.rocketmq.remoting.claim_queues import BATCH_MAX, ClaimQueue, HeldDelivery
+from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
+from app.rocketmq.remoting.group_filters import filter_as_said
 from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
 from app.rocketmq.remoting.read_messages import claimed_message, message_id_of
 from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient
@@ -73,6 +75,7 @@ class Pulling:
                 # holds and begins again, which gives back the rest. An offset above would acknowledge that.
                 first = queue.first_offset
                 return call.frame.answered(ResultCode.PULL_OFFSET_MOVED, "begin again", _offsets(first, first))
+            await filter_as_said(self._subscriptions, client, group, topic)
             return await self._claimed(call, client, queue, offset, wait_s)
 
     async def committed(self, call: RemotingCall) -> RemotingFrame:

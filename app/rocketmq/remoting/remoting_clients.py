@@ -39,6 +39,9 @@ class ClientConnection(Protocol):
     def send(self, frame: RemotingFrame) -> bool:
         """Send a frame; return False if the client is gone or does not read."""
 
+    async def all_taken(self) -> None:
+        """Wait until the client has taken nearly all that was sent, or is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
@@ -62,14 +65,20 @@ class RemotingClient:
         self.producers: dict[str, str] = {}
         self.consumers: dict[str, GroupMember] = {}
         self.sends_transactions: set[str] = set()
-        # Consumer groups whose subscriptions could not be set up; each heartbeat tries again.
-        self.unready: set[str] = set()
+        # Consumer groups and topics whose subscriptions may not filter yet as this client says. Each heartbeat and each
+        # pull tries again.
+        self.unready: set[tuple[str, str]] = set()
         self._queues: dict[QueueName, ClaimQueue] = {}
 
     def has_producers(self, producers: dict[str, str]) -> None:
         """Note the producer groups that this client has now, and forget what it sent by others."""
         self.producers = producers
         self.sends_transactions &= producers.keys()
+
+    async def all_taken(self) -> None:
+        """Wait until this client has taken nearly all that was sent to it, or is gone."""
+        if self.connection is not None:
+            await self.connection.all_taken()
 
     def queue(self, group: str, topic: str, queue_id: int) -> ClaimQueue | None:
         """Return a queue that this client began; None: it began none here."""
@@ -82,7 +91,7 @@ class RemotingClient:
 
     def still_has(self, queue: ClaimQueue) -> bool:
         """Return whether this client still names the group and topic of a queue, and did not begin another one."""
-        return self._knows(queue) and self._names(queue)
+        return self._knows(queue) and self.names(queue.name.group, queue.name.topic)
 
     def hold_again(self, queue: ClaimQueue, deliveries: Iterable[HeldDelivery]) -> bool:
         """Note that this client holds messages whose settlement failed. Return False if their queue is forgotten."""
@@ -97,7 +106,11 @@ class RemotingClient:
 
     def former_queues(self) -> list[ClaimQueue]:
         """Return the queues of groups and topics that this client does not name any more."""
-        return [queue for queue in self._queues.values() if not self._names(queue)]
+        return [queue for queue in self._queues.values() if not self.names(queue.name.group, queue.name.topic)]
+
+    def names(self, group: str, topic: str) -> bool:
+        """Return whether this client has a consumer of a group and a topic."""
+        return group in self.consumers and topic in self.consumers[group].filters
 
     def forget(self, queues: Iterable[ClaimQueue]) -> None:
         """Forget queues."""
@@ -106,10 +119,6 @@ class RemotingClient:
 
     def _knows(self, queue: ClaimQueue) -> bool:
         return self._queues.get(queue.name) is queue
-
-    def _names(self, queue: ClaimQueue) -> bool:
-        group, topic, _ = queue.name
-        return group in self.consumers and topic in self.consumers[group].filters
 
 
 class RemotingClients:
@@ -137,6 +146,17 @@ class RemotingClients:
         found = self._by_name.get((self._name(client_id, connection), keys))
         return {} if found is None else found.consumers
 
+    def consumers_beside(
+        self, client_id: str, keys: ApiKeys, connection: ClientConnection
+    ) -> Mapping[str, GroupMember]:
+        """Return the consumer groups of a client that the heartbeat of a connection does not have to name.
+
+        A heartbeat names all groups of its client. But two programs may have one client id, as those in containers
+        whose process ids are the same: then the last heartbeat came by another connection that is still open.
+        """
+        found = self._by_name.get((self._name(client_id, connection), keys))
+        return {} if found is None or found.connection in (None, connection) else found.consumers
+
     def connect(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> RemotingClient:
         """Return the client of a connection; one that comes back has the queues that it had."""
         name = self._name(client_id, connection)
@@ -161,8 +181,8 @@ class RemotingClients:
         """Return the producer groups that have a producer here, with the keys under which their checks are claimed."""
         return {(group, client.keys) for client in self._connected() for group in client.producers}
 
-    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
-        """Send a check to one of the group's producers; return its id, or None if none takes it."""
+    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> RemotingClient | None:
+        """Send a check to one of the group's producers; return it, or None if none takes it."""
         found = [one for one in self._connected() if group in one.producers and one.keys == keys]
         turn = self._turn[group] = self._turn.get(group, -1) + 1
         ahead = turn % max(1, len(found))
@@ -172,7 +192,7 @@ class RemotingClients:
             if connection is not None and connection.send(
                 _check_frame(check, client.producers[group], connection.host)
             ):
-                return client.client_id
+                return client
         return None
 
     def _name(self, client_id: str, connection: ClientConnection) -> str:

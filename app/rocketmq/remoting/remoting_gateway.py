@@ -47,7 +47,7 @@ class RemotingGateway:
             Membership(self.clients, subscriptions, claiming, self.renewals, limits.topics),
             Pulling(claiming, subscriptions, self.renewals),
             sending_back,
-            RemotingProducing(Storing(api, self.checks), sending_back, self.checks, limits.body_bytes),
+            RemotingProducing(Storing(api, self.checks), sending_back, limits.body_bytes),
         )
         self._server = server = RemotingServer(credentials, metrics, self.clients, parts, limits, api.buffers)
         metrics.watch(

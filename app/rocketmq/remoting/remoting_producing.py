@@ -2,7 +2,6 @@
 
 from uuid import UUID
 
-from app.rocketmq.checks import CheckClaims
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
@@ -21,9 +20,8 @@ _VERDICTS = {8: "commit", 12: "rollback"}
 class RemotingProducing:
     """Stores what clients send. `body_limit`: bytes of one message."""
 
-    def __init__(self, storing: Storing, sending_back: SendingBack, checks: CheckClaims, body_limit: int) -> None:
-        self._storing, self._sending_back, self._checks = storing, sending_back, checks
-        self._body_limit = body_limit
+    def __init__(self, storing: Storing, sending_back: SendingBack, body_limit: int) -> None:
+        self._storing, self._sending_back, self._body_limit = storing, sending_back, body_limit
 
     async def send(self, call: RemotingCall) -> RemotingFrame:
         """Store a message or a batch. Raises CallRefused, RemotingRefused."""
@@ -56,10 +54,8 @@ class RemotingProducing:
         group = producer_group_of(call.text("producerGroup"))
         verdict = _VERDICTS.get(call.number("commitOrRollback", 0), "unknown")
         checked = call.frame.fields.get("fromTransactionCheck") == "true"
-        if checked:
-            self._checks.answered(transaction)
         if verdict != "unknown" or checked:
-            await self._storing.end(group, str(transaction), verdict, call.keys, checked=checked)
+            await self._storing.end(group, transaction, verdict, call.keys, checked=checked)
         return call.frame.answered(ResultCode.SUCCESS)
 
 
