@@ -38,6 +38,8 @@ UNAVAILABLE_FOR = timedelta(seconds=30)
 UNHELD_FOR = timedelta(seconds=30)
 UNHELD_AGAIN_FOR = timedelta(seconds=6)
 RATES_EVERY = timedelta(seconds=5)
+# How often a full stream looks for rows that upkeep removed. It reads all rows that are held.
+ROOM_EVERY = timedelta(seconds=30)
 # By how much the clock of the process that redelivered a message may be ahead of this one's.
 CLOCKS_APART = timedelta(seconds=5)
 
@@ -69,6 +71,7 @@ class Assignments:
         self._context = StreamContext(runtime.clock, runtime.metrics, runtime.wake_ups.request_turn, runtime.tracing)
         self._renewed_at: datetime | None = None
         self._rated_at: datetime | None = None
+        self._room_at: datetime | None = None
         self._workers = frozenset({runtime.owner})
         self._desired = DesiredReader()
         # When this process last failed to create the destination of a subscription, by its id.
@@ -100,7 +103,9 @@ class Assignments:
         if is_renewing:
             await self._claim_beyond_share(connection, desired.shards, len(live) >= share, now)
         await self._update_replays(connection, desired.replays, now)
-        await self._make_room(connection)
+        if due(self._room_at, ROOM_EVERY, now):
+            self._room_at = now
+            await self._make_room(connection)
         await self._free_dead_keys(connection)
         await self._store_rates(connection, now)
         self._runtime.wake_ups.elsewhere = self._elsewhere(desired)

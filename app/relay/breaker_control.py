@@ -42,7 +42,7 @@ class BreakerControl:
         self.breaker = Breaker(stored.opened_at, stored.because, stored.limited_since, stored.paused_until)
         self._subscription, self._metrics = subscription, metrics
         # The last answer that asked for a pause, and the last failure that counted. A call has one outcome for all of
-        # its messages that it was not about.
+        # its messages.
         self._asking: Failed | None = None
         self._counted: Failed | None = None
         self._changes: list[BreakerChange] = []
@@ -73,8 +73,9 @@ class BreakerControl:
         breaker, number = self.breaker, (message.transaction_id, message.position)
         was_down, asks = breaker.down, self._asks(message, outcome, sent_at, now)
         if asks is None:
-            # Without a connection no message is at fault, so each counts.
-            if outcome is self._counted and not outcome.unreachable:
+            # Messages that are sent again in a smaller call count once: one of them may be at fault. Where none is,
+            # as without a connection, each counts.
+            if outcome is self._counted and outcome.retry_after_s is not None:
                 return False
             self._counted = outcome
             opened = breaker.failed(number, outcome.error, now, unreachable=outcome.unreachable)

@@ -205,6 +205,7 @@ async def test_with_rows_that_upkeep_removed_a_shard_that_held_the_most_reads_on
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    monkeypatch.setattr("app.relay.assignments.ROOM_EVERY", timedelta())
     async with Responder(status=500) as receiver:
         await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
         [dead, *_] = await publish(client, *(keyed("k", number) for number in range(4)))
@@ -223,6 +224,7 @@ async def test_with_on_dead_hold_the_dead_letters_that_upkeep_made_hold_their_ke
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    monkeypatch.setattr("app.relay.assignments.ROOM_EVERY", timedelta())
     async with Responder(status=500) as receiver:
         await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[3600])
         [tried, *_] = await publish(client, *(keyed("k", number) for number in range(3)))
@@ -244,6 +246,7 @@ async def test_a_shard_that_holds_the_most_does_not_forget_what_is_not_stored_ye
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.relay.key_order.HELD_MOST", 3)
+    monkeypatch.setattr("app.relay.assignments.ROOM_EVERY", timedelta())
     async with Responder(status=500) as receiver:
         await subscribe(client, receiver, ordered="key", retry=[10])
         sent = await publish(client, *(keyed("k", number) for number in range(3)))
