@@ -12,9 +12,9 @@ DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | c
 PREFIX ?= $(HOME)/.local
 INSTALLED := $(PREFIX)/share/halfnote
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# The tests share one Postgres. Tests that wait leave two cores to a third process.
+# The tests share one Postgres. Tests that wait leave two cores to two more processes.
 # The tests of the proof run in one of them (tests/support/xdist_scheduling.py), so that there is one Spark session.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
 # The quick runs do not use Schemathesis, whose plugin takes seconds to import in each process.
 QUICK := $(PYTEST) -p no:schemathesis
 # With this variable set, every process that a test starts would compile the sources again.
@@ -50,7 +50,7 @@ demo-compare: $(RUN) ## compare four ways to announce orders while processes are
 reconcile: $(SPARK) ## run the nightly proof over the embedded database now and print the report's address; needs Java 17
 	@$(BIN)/halfnote reconcile --out $${HALFNOTE_DATA_DIR:-.halfnote}/reconciliation
 
-test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in eight minutes
+test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in six minutes
 	$(QUICK) -m "not slow"
 
 test-fast: $(DEV) ## run the tests without brokers, Spark, whole services and the client, in a minute and a half
