@@ -182,6 +182,14 @@ def test_content_that_only_digests_cover_is_compared(
         assert (first, last.endswith("differs in 1 places.")) == (said, True)
     pq.write_table(half.drop_columns(["body"]), file)
     assert certificate(given) == 3
+    # A column that is missing hides no change: not of this file, and not of the others.
+    other = pc.if_else(this, pa.scalar("another", half["key"].type), half["key"])
+    changed = half.set_column(half.column_names.index("key"), "key", other)
+    pq.write_table(changed.drop_columns(["context"]), file)
+    capsys.readouterr()
+    assert certificate(given) == 3
+    assert f"half: {file.name} lacks columns of an archive: context" in capsys.readouterr().out.splitlines()
+    file.write_bytes(content)
     # A redacted body, and an archive without bodies, are no difference.
     described = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**described, "bodies": False}))
