@@ -1,4 +1,8 @@
-"""With HALFNOTE_ARCHIVE set, a day's tables are dropped only if the archive has exactly the same rows."""
+"""With HALFNOTE_ARCHIVE set, a day's tables are dropped only if the archive has exactly the same rows.
+
+So is a day that has an archive or was held for one, whatever the setting of this process: a rollback to a release
+without an archive, or a process with other settings, must not drop what waits for it.
+"""
 
 import structlog
 
@@ -20,7 +24,7 @@ async def unarchived(
 
     `forced`: no other cause keeps the day, so the cause is logged once as an error.
     """
-    if runtime.settings.archive is None:
+    if not _waits_for_archive(runtime, day):
         return []
     holds = await archive_manifest.manifest(connection, day.day)
     if holds is not None:
@@ -37,7 +41,7 @@ async def differs(runtime: Runtime, connection: Connection, day: Day) -> list[st
 
     Reads the tables whole. Logs one error per table.
     """
-    if runtime.settings.archive is None:
+    if not _waits_for_archive(runtime, day):
         return []
     holds = await archive_manifest.manifest(connection, day.day)
     if holds is None:
@@ -49,3 +53,8 @@ async def differs(runtime: Runtime, connection: Connection, day: Day) -> list[st
     if day.held != [DIFFERS]:
         log.error("day_archive_differs", day=day.day.isoformat(), archive=day.archive, tables=tables)
     return [DIFFERS]
+
+
+def _waits_for_archive(runtime: Runtime, day: Day) -> bool:
+    held_for = {MISSING, DIFFERS}.intersection(day.held)
+    return runtime.settings.archive is not None or day.archive is not None or bool(held_for)

@@ -76,9 +76,13 @@ async def _looked_at(
     *,
     forced: bool,
 ) -> list[str]:
-    """Return the causes that `look` finds, or those of the last look if the day has not changed since."""
+    """Return the causes that `look` finds, or those of the last look if the day has not changed since.
+
+    A person who removes a cause from the day's row has it looked at.
+    """
     seen, known = (await changes(connection, day.day), forced), runtime.day_looks.get(day.day)
-    if known is not None and known.seen == seen and abs(now - known.at) < LOOK_AGAIN_AFTER:
+    is_recent = known is not None and known.seen == seen and abs(now - known.at) < LOOK_AGAIN_AFTER
+    if known is not None and is_recent and set(known.causes) <= set(day.held):
         return list(known.causes)
     runtime.day_looks.pop(day.day, None)
     causes = await look()

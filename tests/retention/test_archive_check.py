@@ -322,6 +322,38 @@ async def test_the_longest_retention_does_not_drop_an_unarchived_day(
     assert await day_state(db) == ("gone", [])
 
 
+async def test_a_process_without_the_setting_drops_nothing_that_waits_for_its_archive(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    await post_transaction(client)
+    await retention_loop.step(runtime, NOW)
+    assert await day_state(db) == ("open", ["archive"])
+    # As after a rollback to a release without an archive.
+    runtime.settings = runtime.settings.model_copy(update={"archive": None})
+    for at in (NOW, AFTER_MAX_RETENTION):
+        await retention_loop.step(runtime, at)
+        assert (await day_state(db))[1] == ["archive"]
+        assert len(await partitions_of(db, DAY)) == 5
+    # What the page says of a day whose archive is given up.
+    await db.execute("update day set held = '{}' where day = $1", DAY)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await day_state(db) == ("gone", [])
+
+
+async def test_a_process_without_the_setting_compares_a_day_with_the_archive_that_it_has(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    await post_transaction(client)
+    await archive(db)
+    await post_transaction(client)
+    runtime.settings = runtime.settings.model_copy(update={"archive": None})
+    await retention_loop.step(runtime, NOW)
+    assert await day_state(db) == ("open", ["archive"])
+    await archive(db)
+    await retention_loop.step(runtime, NOW)
+    assert await day_state(db) == ("gone", [])
+
+
 async def test_a_day_whose_removal_began_without_an_archive_waits_for_one(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
