@@ -144,8 +144,11 @@ async def get_audit_chain(runtime: RuntimeDep, query: Annotated[ChainQuery, Quer
     `halfnote audit verify` does it. The service compares nothing here.
     """
     after = 0 if query.cursor is None else int(query.cursor)
-    async with runtime.request_pool.connection() as connection:
-        # First, so that the rows have at least the head.
+    # One snapshot: rows that upkeep removes between two reads would be missing.
+    async with (
+        runtime.request_pool.connection() as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
         ends = await audit.chain_ends(connection)
         rows = await audit.chained(connection, after, query.limit + 1)
     items = [ChainRow(place=row.place, digest=row.digest, content=row.content) for row in rows[: query.limit]]

@@ -9,6 +9,7 @@ import pytest
 from app.database.connection import Connection
 from app.permissions import Role
 from app.retention.loop import clear_audit
+from app.store.admin import audit
 from tests.conftest import register_group
 from tests.support.api_keys import bearer, make
 from tests.support.check_stepping import in_doubt
@@ -253,6 +254,25 @@ async def test_the_audit_is_kept_for_a_time(start: Callable[..., Any], db: Conne
     assert await db.fetchval("select count(*) from audit") == 1
     await clear_audit(db, now + timedelta(seconds=1))
     assert await db.fetchval("select count(*) from audit") == 0
+
+
+async def test_rows_that_are_removed_while_the_chain_is_read_are_not_missing(
+    start: Callable[..., Any], db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, client = await start()
+    for name in ("order", "photo", "invoice"):
+        assert (await client.put(f"/topics/{name}")).status_code == 204
+    read = audit.chain_ends
+
+    async def read_and_forget(connection: Connection) -> audit.ChainEnds:
+        ends = await read(connection)
+        await clear_audit(db, runtime.clock.now() + timedelta(seconds=1))
+        return ends
+
+    monkeypatch.setattr(audit, "chain_ends", read_and_forget)
+    chain = (await client.get("/audit/chain")).json()
+    assert (chain["begins_after"]["place"], [row["place"] for row in chain["items"]]) == (0, [1, 2, 3])
+    assert chain["head"]["place"] == 3
 
 
 async def test_a_repeated_put_leaves_no_row(start: Callable[..., Any], db: Connection) -> None:
