@@ -128,6 +128,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         await remoting.stop()
         renewing.cancel()
         clients.close()
+        service.stop()
         await server.stop(GRACE_S)
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):

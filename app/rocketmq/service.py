@@ -34,10 +34,16 @@ _UNEXPECTED = Status(code=Code.INTERNAL_SERVER_ERROR, message="The gateway faile
 _ENDED_WITH = {
     Code.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     Code.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.INTERNAL_SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
 }
+
 
 Request = TypeVar("Request", bound=ProtocolMessage)
 Answer = TypeVar("Answer", bound=ProtocolMessage)
+
+
+def _stops() -> CallRefused:
+    return CallRefused(Code.INTERNAL_SERVER_ERROR, "The gateway stops. Try again.")
 
 
 def _parsed(request_type: type[Request], content: bytes) -> Request:
@@ -77,6 +83,9 @@ class MessagingService:
         self._credentials, self._metrics, self._limits, self._buffers = credentials, metrics, limits, buffers
         self._sessions, self._consuming = sessions, consuming
         self.connections = ConnectionLimit(limits.connections)
+        # The tasks that wait for a request.
+        self._arriving: set[asyncio.Task[Any]] = set()
+        self._stopping = False
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "QueryRoute": self._unary(sessions.route, protocol.QueryRouteRequest, protocol.QueryRouteResponse),
             "QueryAssignment": self._unary(
@@ -109,6 +118,15 @@ class MessagingService:
             ),
             **self._not_implemented(),
         }
+
+    def stop(self) -> None:
+        """Refuse the calls whose requests have not arrived.
+
+        gRPC would cancel them at the end of its drain, each with a traceback.
+        """
+        self._stopping = True
+        for task in self._arriving:
+            task.cancel()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler for a server."""
@@ -192,8 +210,19 @@ class MessagingService:
         """Return the next request of a call. Raises CallRefused if it does not arrive in time."""
         # A read that is canceled would leave gRPC with memory that is freed. This one ends with its call.
         reading = asyncio.ensure_future(context.read())
-        within_s = self._limits.arrives_s
-        await asyncio.wait((reading,), timeout=within_s)
+        # If the call is canceled, or the request is late, it fails when the server stops, and no one awaits it.
+        reading.add_done_callback(_retrieved)
+        within_s, task = self._limits.arrives_s, asyncio.current_task()
+        assert task is not None
+        self._arriving.add(task)
+        try:
+            await asyncio.wait((reading,), timeout=within_s)
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise _stops() from None
+            raise
+        finally:
+            self._arriving.discard(task)
         if not reading.done():
             raise CallRefused(
                 Code.REQUEST_TIMEOUT, f"The request did not arrive within {within_s:g} s (--request-timeout-s)."
@@ -204,7 +233,7 @@ class MessagingService:
             # The server has stopped meanwhile. Its other errors are ours.
             if isinstance(error, grpc.aio.UsageError | grpc.aio.InternalError):
                 raise
-            raise CallRefused(Code.INTERNAL_SERVER_ERROR, "The gateway stops. Try again.") from error
+            raise _stops() from error
         if not isinstance(content, bytes):
             raise CallRefused(Code.BAD_REQUEST, "The call has no request.")
         return content
@@ -252,6 +281,11 @@ class MessagingService:
         except CallRefused as refused:
             self._count("Telemetry", refused.code, None)
             await context.abort(_ENDED_WITH.get(refused.code, grpc.StatusCode.INVALID_ARGUMENT), refused.text)
+
+
+def _retrieved(reading: "asyncio.Future[object]") -> None:
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _command(stream: SettingsStream, content: bytes) -> protocol.TelemetryCommand:

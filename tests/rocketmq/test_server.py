@@ -300,6 +300,28 @@ async def test_a_signal_within_handshakes_and_probes_leaves_no_traceback(tmp_pat
     assert "Traceback" not in gateway.log.read_text()
 
 
+async def test_calls_without_a_request_leave_no_traceback_at_a_stop(tmp_path: Path) -> None:
+    """The gateway waits for their requests until it stops; the clients have not left by then."""
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
+    await gateway.start()
+    try:
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            calls = []
+            for name in ("Telemetry", "ReceiveMessage", "SendMessage"):
+                method = channel.stream_stream(f"/{SERVICE}/{name}")
+                calls += [method(metadata=RocketClient(channel).metadata) for _ in range(3)]
+            reading = [asyncio.create_task(call.read()) for call in calls]
+            # Answered on the same connection, so the calls have arrived.
+            assert await routed(channel) == "OK"
+            assert await asyncio.to_thread(gateway.stop) == 0
+            await asyncio.wait(reading)
+            for one in reading:
+                one.exception()
+    finally:
+        gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
 async def test_a_hangup_answers_calls_in_flight(tmp_path: Path) -> None:
     """A closed terminal ends the gateway as SIGTERM does."""
     asked, answer = asyncio.Event(), asyncio.Event()
