@@ -86,8 +86,13 @@ async def preview_replay(name: str, wanted: ReplayRequest, runtime: Runtime, cal
     return ReplayPreview(subscription=name, after=after, until=last, messages=messages, exact=exact)
 
 
-async def start_replay(name: str, wanted: ReplayRequest, runtime: Runtime, caller: Caller) -> ReplayAnswer:
-    """Begin a replay. Raises what the route names."""
+async def start_replay(
+    name: str, wanted: ReplayRequest, runtime: Runtime, caller: Caller, *, to_newest: bool = False
+) -> ReplayAnswer:
+    """Begin a replay. Raises what the route names.
+
+    `to_newest`: `until` was the newest message when it was counted, and was not asked for.
+    """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
@@ -98,7 +103,7 @@ async def start_replay(name: str, wanted: ReplayRequest, runtime: Runtime, calle
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None
         actor = acting_person(caller, wanted.actor)
         asked = NewReplay(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
-        made = await begin(connection, name, asked, now, to_newest=wanted.until is None)
+        made = await begin(connection, name, asked, now, to_newest=to_newest or wanted.until is None)
         await record(connection, _replay_act(caller, name, made, wanted), now)
     return replay_answer(name, made)
 

@@ -592,6 +592,15 @@ async def test_a_replay_is_counted_before_it_begins(client: httpx.AsyncClient, d
     twice = await client.post(path, data={**hidden, "reason": "the mailer lost them"}, headers=origin)
     assert twice.status_code == 409
     assert "sends the same messages" in twice.text
+    # Another person, for whom one message more was counted.
+    counted = unescape((await submit(client, path, since=str(first + 1), until="", reason="lost")).text)
+    other = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', counted))
+    assert other["until"] == str(last + 1)
+    also = await client.post(path, data={**other, "reason": "lost"}, headers=origin)
+    assert (also.status_code, "sends the same messages" in also.text) == (409, True)
+    # Who names the end gets it.
+    end = await submit(client, path, since=str(first + 1), until=str(last + 1), confirmed="yes", reason="one more")
+    assert end.status_code == 303
     for since in (str(last + 9), "yesterday", "²"):
         refused = await submit(client, path, since=since, reason="x")
         assert (refused.status_code, "from" in refused.text) == (422, True), since

@@ -90,6 +90,8 @@ async def _replay_preview(visit: Visit) -> Preview:
     return await _preview(visit, effect, "replay", (since, until))
 
 
+# The form had no end, so another replay without one has the same messages, although each end was counted.
+_TO_NEWEST = "to_newest"
 _SINCE = "2026-11-21T08:00:00Z, or an offset, or empty for the oldest"
 
 
@@ -100,11 +102,14 @@ async def _replay(visit: Visit, reason: str) -> Done | Confirm:
     name, wanted = visit.path["name"], checked(ReplayRequest, asked)
     if visit.form.get(CONFIRMED) != "yes":
         found = await preview_replay(name, wanted, visit.runtime, visit.caller)
+        if wanted.until is None:
+            visit.form[_TO_NEWEST] = "yes"
         # What is committed after this count is not sent.
         visit.form["until"] = str(found.until)
         count = f"{'' if found.exact else 'at least '}{number(found.messages)}"
         return Confirm([("offsets", f"{number(found.after + 1)} to {number(found.until)}"), ("messages", count)])
-    made = await start_replay(name, wanted, visit.runtime, visit.caller)
+    to_newest = visit.form.get(_TO_NEWEST) == "yes"
+    made = await start_replay(name, wanted, visit.runtime, visit.caller, to_newest=to_newest)
     said = f"Replay {made.replay_id} sends the offsets {number(made.after + 1)} to {number(made.until)}."
     return Done(said, _back(visit))
 
