@@ -180,11 +180,10 @@ def redeliver(
     filters = _filter(subscription, topic, key, because, error, after, died_before)
     wanted = _selection(message_ids, filters, replay, dry_run) | _given(reason=reason, actor=actor)
 
-    def act(content: dict[str, Any]) -> Any:
+    def act(content: dict[str, Any], *, as_json: bool = as_json) -> Any:
         return call(url, "POST", "/dead-letters/redeliver", content=content, as_json=as_json)
 
-    answer = _act(act, wanted, "redelivered", dry_run=dry_run, ask=not yes)
-    print_json(answer) if as_json else _print_answer(answer, "redelivered")
+    _finish(*_act(act, wanted, "redelivered", dry_run=dry_run, ask=not yes), "redelivered", as_json)
 
 
 @app.command("drop")
@@ -211,11 +210,10 @@ def drop(
     filters = _filter(subscription, topic, key, because, error, after, died_before)
     wanted = _selection(message_ids, filters, replay, dry_run) | _given(reason=reason, actor=actor)
 
-    def act(content: dict[str, Any]) -> Any:
+    def act(content: dict[str, Any], *, as_json: bool = as_json) -> Any:
         return call(url, "DELETE", "/dead-letters", content=content, as_json=as_json)
 
-    answer = _act(act, wanted, "dropped", dry_run=dry_run, ask=not yes)
-    print_json(answer) if as_json else _print_answer(answer, "dropped")
+    _finish(*_act(act, wanted, "dropped", dry_run=dry_run, ask=not yes), "dropped", as_json)
 
 
 def _filter(
@@ -262,25 +260,35 @@ def _selection(
 
 
 def _act(
-    act: Callable[[dict[str, Any]], Any], wanted: dict[str, Any], done: str, *, dry_run: bool, ask: bool
-) -> dict[str, Any]:
+    act: Callable[..., Any], wanted: dict[str, Any], done: str, *, dry_run: bool, ask: bool
+) -> tuple[dict[str, Any], Refusal | None]:
     """Act on ids in one call; with a filter, first count the matches and ask, then act in as many calls as needed.
 
-    Raises Refusal if the person declines.
+    Return what was done, and the refusal of a call after others that did something. Raises Refusal if nothing was done,
+    also if the person declines.
     """
     if "ids" in wanted:
         answer: dict[str, Any] = act(wanted)
-        return answer
+        return answer, None
     preview: dict[str, Any] = act({**wanted, "dry_run": True, "at_most": PAGE_MAX})
     if dry_run or not preview["left"]:
-        return preview
+        return preview, None
     if ask and not typer.confirm(f"{_many(preview['left'])} will be {done}. Go on?", err=True):
         raise Refusal(f"Nothing was {done}.")
     # Those that the preview counted: what dies meanwhile was not agreed to.
     counted = {**wanted, "filter": {**wanted["filter"], "died_before": preview["died_before"]}}
     total, whole = preview["left"], {**preview, "dry_run": False, done: 0, "ids": []}
+    failed = None
     while whole[done] < total:
-        answer = act({**counted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
+        part = {**counted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)}
+        if not whole[done]:
+            answer = act(part)
+        else:
+            try:
+                answer = act(part, as_json=False)
+            except Refusal as refused:
+                failed = refused
+                break
         ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
         whole |= {**answer, "ids": ids, done: count}
         if "next_cursor" in answer:
@@ -289,11 +297,20 @@ def _act(
             break
     del whole["died_before"]
     whole.pop("next_cursor", None)
-    # What died meanwhile counts too. All that was agreed to is done, so a failure of this look loses nothing.
+    # What died meanwhile counts too. A failure of this look loses nothing.
     with suppress(Refusal):
-        left = act({**wanted, "dry_run": True, "at_most": 1})
+        left = act({**wanted, "dry_run": True, "at_most": 1}, as_json=False)
         whole |= {"left": left["left"], "left_exact": _is_exact(left)}
-    return whole
+    return whole, failed
+
+
+def _finish(answer: dict[str, Any], failed: Refusal | None, done: str, as_json: bool) -> None:
+    """Print what was done. Raises Refusal if a later call failed: the rest still meets the filter."""
+    if failed is not None and as_json:
+        answer = {**answer, "problem": failed.problem or {"detail": str(failed)}}
+    print_json(answer) if as_json else _print_answer(answer, done)
+    if failed is not None:
+        raise Refusal(f"Not all were {done}. Repeat the command for the rest. {failed}", code=failed.code)
 
 
 def _print_answer(answer: dict[str, Any], done: str) -> None:

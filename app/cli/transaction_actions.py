@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.given_options import given
 from app.cli.tables import moment
@@ -69,10 +70,14 @@ def verdict(
     born_before: BornBefore = None,
     limit: Limit = 100,
     dry_run: DryRun = True,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Decide one transaction, or all that match a filter. A verdict is final."""
+    """Decide one transaction, or all that match a filter. A verdict is final.
+
+    With a filter and --no-dry-run, this lists the transactions, asks, and decides these and no others.
+    """
     decision = {"verdict": verdict, "reason": reason, **_given(actor=actor)}
     if transaction_id is not None:
         _refuse_filter(context)
@@ -84,7 +89,8 @@ def verdict(
     if force:
         raise Refusal("--force is for one transaction, not for a filter.", code=2)
     many = {**filtered(group, state, born_after, born_before, limit, dry_run), **decision}
-    _print_answer(call(url, "POST", "/transactions/verdict", content=many, as_json=as_json), "decided", as_json)
+    question = f"{{count}} transactions will get the verdict {verdict}, for good. Go on?"
+    _act(url, "/transactions/verdict", many, ("decided", question), yes=yes, as_json=as_json)
 
 
 def reissue(
@@ -97,12 +103,14 @@ def reissue(
     born_before: BornBefore = None,
     limit: Limit = 100,
     dry_run: DryRun = True,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Send the messages of a rolled-back transaction, or of all that match a filter, as new, committed transactions.
 
-    The old verdict stays. Transactions that were reissued before are left out of a filter.
+    The old verdict stays. Transactions that were reissued before are left out of a filter. With a filter and
+    --no-dry-run, this lists the transactions, asks, and reissues these and no others.
     """
     why = {"reason": reason, **_given(actor=actor)}
     if transaction_id is None:
@@ -110,7 +118,8 @@ def reissue(
             raise Refusal("Name a TRANSACTION_ID, or a filter by --group.", code=2)
         times = _given(born_after=born_after, born_before=born_before)
         many = {"producer_group": group, "limit": limit, "dry_run": dry_run, **times, **why}
-        _print_answer(call(url, "POST", "/transactions/reissue", content=many, as_json=as_json), "reissued", as_json)
+        question = "{count} transactions will be reissued and committed. Go on?"
+        _act(url, "/transactions/reissue", many, ("reissued", question), yes=yes, as_json=as_json)
         return
     _refuse_filter(context)
     path = path_of("transactions", transaction_id, "reissue")
@@ -169,6 +178,27 @@ def _given(**options: str | None) -> dict[str, str]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _act(url: str, path: str, many: dict[str, Any], said: tuple[str, str], *, yes: bool, as_json: bool) -> None:
+    """List what matches a filter; without a dry run, ask, and act on what was listed. Raises Refusal.
+
+    What begins to match after the list was made is left alone. `said`: what is done, and the question.
+    """
+    done, question = said
+    found = call(url, "POST", path, content={**many, "dry_run": True}, as_json=as_json)
+    if many["dry_run"] or not found["matched"]:
+        _print_answer({**found, "dry_run": many["dry_run"]}, done, as_json)
+        return
+    if not as_json:
+        print(*found["transaction_ids"], sep="\n")
+    must_agree(question.format(count=found["matched"]), "Nothing was done.", yes=yes)
+    chosen = {**many, "transaction_ids": found["transaction_ids"]}
+    answer = call(url, "POST", path, content=chosen, as_json=as_json)
+    if as_json:
+        print_json({**answer, "more": found["more"]})
+        return
+    _print_count(answer["changed"], found, done)
+
+
 def _print_answer(answer: dict[str, Any], done: str, as_json: bool) -> None:
     if as_json:
         print_json(answer)
@@ -177,7 +207,16 @@ def _print_answer(answer: dict[str, Any], done: str, as_json: bool) -> None:
         print(transaction_id)
     if answer["dry_run"]:
         print(f"{answer['matched']} would be {done}. To do it: --no-dry-run")
+        _print_more(answer)
     else:
-        print(f"{answer['changed']} of {answer['matched']} were {done}.")
-    if answer["more"]:
+        _print_count(answer["changed"], answer, done)
+
+
+def _print_count(changed: int, found: dict[str, Any], done: str) -> None:
+    print(f"{changed} of {found['matched']} were {done}.")
+    _print_more(found)
+
+
+def _print_more(found: dict[str, Any]) -> None:
+    if found["more"]:
         print("There may be more: repeat, or raise --limit.")

@@ -2,14 +2,18 @@
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
 
+from app.cli import dead_letters
+from app.cli.api_client import call
+from app.cli.errors import Refusal
 from tests.support.cli_requests import answering, group
-from tests.support.cli_runs import Run, run, run_alone
+from tests.support.cli_runs import Answering, Run, run, run_alone
 
 __all__ = ["group", "run", "run_alone"]
 
@@ -127,17 +131,6 @@ def test_dropping_by_a_filter_asks_first(
     assert "0 dead letters would be dropped." in run("dead-letters", "drop", "--subscription", name, "--yes").out
 
 
-class Answering(io.TextIOBase):
-    """A person at the terminal: answers yes, after something happened."""
-
-    def __init__(self, happens: Callable[[], None]) -> None:
-        self._happens = happens
-
-    def readline(self, size: int | None = -1, /) -> str:
-        self._happens()
-        return "y\n"
-
-
 def test_what_dies_before_the_answer_is_not_dropped(
     run: Run, url: str, group: str, dead: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +153,29 @@ def test_what_dies_before_the_answer_is_not_dropped(
     assert [
         one["message_id"] for one in run("dead-letters", "list", "--subscription", name, "--json").json["items"]
     ] == made
+
+
+@pytest.mark.parametrize("act", ["redeliver", "drop"])
+def test_what_was_done_before_a_call_failed_is_said(
+    run: Run, dead: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    name, _ = dead
+    monkeypatch.setattr(dead_letters, "MOVED_MAX", 1)
+    acted = []
+
+    def fail_third(*arguments: Any, content: dict[str, Any], **others: Any) -> Any:
+        acted.append(content.get("dry_run"))
+        if acted.count(False) == 3:
+            raise Refusal("The service is gone.", problem={"status": 503})
+        return call(*arguments, content=content, **others)
+
+    monkeypatch.setattr(dead_letters, "call", fail_third)
+    cut = run("dead-letters", act, "--subscription", name, "--yes", "--json")
+    done = "redelivered" if act == "redeliver" else "dropped"
+    assert (cut.code, cut.json[done], cut.json["problem"]) == (1, 2, {"status": 503})
+    assert f"Not all were {done}. Repeat the command for the rest. The service is gone." in cut.err
+    acted.clear()
+    assert run("dead-letters", act, "--subscription", name, "--yes").code == 0
 
 
 @pytest.mark.parametrize("act", ["redeliver", "drop"])

@@ -1,5 +1,6 @@
 """`halfnote transactions`: list, show, check, verdict, reissue."""
 
+import io
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.cli_requests import group, post_end, post_half
-from tests.support.cli_runs import Run, run, run_alone
+from tests.support.cli_runs import Answering, Run, run, run_alone
 
 __all__ = ["group", "run", "run_alone"]
 
@@ -122,7 +123,7 @@ def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> N
     assert reissued.json["transaction_id"] in twice.err
 
 
-def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -> None:
+def test_a_filter_decides_only_what_it_listed(run: Run, url: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {post_half(url, group) for _ in range(3)}
     asked = run("transactions", "check", "--group", group, "--state", "half", "--no-dry-run", "--json").json
     assert asked["changed"] == 3
@@ -130,8 +131,21 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
     preview = run("transactions", "verdict", "rollback", *chosen)
     assert "3 would be decided" in preview.out
     assert ids == set(preview.out.split()[:3])
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    refused = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
+    assert (refused.code, set(refused.out.split())) == (1, ids)
+    assert "3 transactions will get the verdict rollback, for good. Go on?" in refused.err
+    assert "Nothing was done." in refused.err
+    later: list[str] = []
+
+    def one_more_is_in_doubt() -> None:
+        later.append(post_half(url, group))
+        assert run("transactions", "check", later[0]).code == 0
+
+    monkeypatch.setattr("sys.stdin", Answering(one_more_is_in_doubt))
     done = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
     assert "3 of 3 were decided" in done.out
+    assert set(run("transactions", "verdict", "rollback", *chosen).out.split()[:1]) == set(later)
     rolled_back = ("transactions", "list", "--group", group, "--state", "rolled_back", "--json")
     assert {one["transaction_id"] for one in run(*rolled_back).json["items"]} >= ids
     nothing = run("transactions", "reissue", "--reason", "it was paid")
@@ -141,7 +155,8 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
     preview = run(*these)
     assert "3 would be reissued" in preview.out
     assert ids == set(preview.out.split()[:3])
-    assert "3 of 3 were reissued" in run(*these, "--no-dry-run").out
+    assert "3 of 3 were reissued" in run(*these, "--no-dry-run", "--yes").out
+    assert run(*these, "--no-dry-run", "--yes", "--json").json["matched"] == 0
     assert "0 would be reissued" in run(*these).out
     assert ids <= {one["transaction_id"] for one in run(*rolled_back, "--reissued").json["items"]}
     assert not ids & {one["transaction_id"] for one in run(*rolled_back, "--no-reissued").json["items"]}

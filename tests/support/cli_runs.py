@@ -1,5 +1,6 @@
 """Runs `halfnote` in the process of the test."""
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,17 @@ class Outcome:
     def json(self) -> Any:
         """What a command with --json printed."""
         return json.loads(self.out)
+
+
+class Answering(io.TextIOBase):
+    """A person at the terminal: answers yes, after something happened."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        self._happens()
+        return "y\n"
 
 
 @pytest.fixture
