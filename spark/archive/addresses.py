@@ -1,14 +1,32 @@
-"""Finds archives that were moved or copied to another address, and records the new address."""
+"""Finds archives at other addresses than the present one: earlier ones, and those that were moved or copied."""
 
 from dataclasses import dataclass
 
 from spark.archive import records
 from spark.archive.records import ArchivedDay
 from spark.archive.removal import is_whole
-from spark.engine.filesystem import Files, is_below
+from spark.engine.filesystem import Files, is_below, normal
 from spark.errors import RunFailedError
 from spark.postgres import audit
 from spark.postgres.connections import Connection
+
+# The addresses of attempts that days have, or had by the audit; few rows of it are about archives.
+PLACES = """
+select archive as place from day where archive is not null
+union
+select p.place from audit a cross join lateral (values (a.detail ->> 'archive'), (a.detail ->> 'former')) p (place)
+where a.what in ('archive.write', 'archive.move') and p.place is not null
+"""
+
+
+def roots(connection: Connection) -> list[str]:
+    """Return the locations at which the database has archives, or had them as far as the audit is kept."""
+    return sorted({normal(root_of(row["place"])) for row in connection.execute(PLACES).fetchall()})
+
+
+def root_of(place: str) -> str:
+    """Return the location of the archive that has an attempt `<root>/day=…/<uuid>`."""
+    return place.rsplit("/", 2)[0]
 
 
 @dataclass(frozen=True, slots=True)

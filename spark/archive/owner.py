@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from spark.archive import records
+from spark.archive.addresses import root_of, roots
 from spark.archive.files import sync
 from spark.archive.records import ArchivedDay
 from spark.engine.filesystem import FAILURES, Files, is_below
@@ -43,10 +45,35 @@ def own(connection: Connection, files: Files, root: str, *, adopt: bool) -> None
     sync([place])
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRoots:
+    """The locations at which a database has or had archives and which it still owns, and those that are unreachable.
+
+    `unreachable`: why, by location. A location that is empty or belongs to another database now is in neither.
+    """
+
+    owned: list[str]
+    unreachable: dict[str, str]
+
+
+def own_roots(connection: Connection, files: Files) -> OwnRoots:
+    """Look at every location that the database names, also those from before a change of HALFNOTE_ARCHIVE."""
+    found, identity = OwnRoots([], {}), records.identity(connection)
+    for root in roots(connection):
+        try:
+            if _owner(files, f"{root}/{OWNER}") == identity:
+                found.owned.append(root)
+        except RunFailedError as error:
+            found.unreachable[root] = str(error)
+        except FAILURES as error:
+            found.unreachable[root] = root_cause(str(error))
+    return found
+
+
 def wrong_owners(connection: Connection, files: Files, archived: Sequence[ArchivedDay], progress: Progress) -> int:
     """Report the archives whose file of the owner does not name this database; return their number."""
     wrong = 0
-    for root in sorted({day.archive.rsplit("/", 2)[0] for day in archived if day.archive is not None}):
+    for root in sorted({root_of(day.archive) for day in archived if day.archive is not None}):
         place, found = f"{root}/{OWNER}", None
         try:
             owner = _owner(files, place)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -100,6 +100,13 @@ def day_of(connection: Connection, day: date) -> ArchivedDay:
         if found.day == day:
             return found
     raise RunFailedError(f"The database has no record of the day {day}.")
+
+
+def now(connection: Connection) -> datetime:
+    """Return the time of the database's clock."""
+    row = connection.execute("select clock_timestamp() as now").fetchone()
+    assert row is not None
+    return cast(datetime, row["now"])
 
 
 def identity(connection: Connection) -> str:

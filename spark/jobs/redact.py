@@ -27,10 +27,11 @@ from spark.archive.cleanup import (
 )
 from spark.archive.files import sync
 from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
+from spark.archive.owner import own_roots
 from spark.archive.records import ArchivedDay, manifest_in
 from spark.archive.removal import is_named
 from spark.archive.writer import parquet_options
-from spark.engine.filesystem import FAILURES, Files, files_for, name_of
+from spark.engine.filesystem import FAILURES, Files, files_for, name_of, normal
 from spark.engine.niceness import stand_behind
 from spark.engine.session import session
 from spark.errors import RunFailedError
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if "rubbish" in manifest_in(found):
                     raise RunFailedError(" ".join(unfinished))
                 refuse_without_halves(files_for(spark), found)
-                _refuse_attempts(files_for(spark), found)
+                _refuse_attempts(connection, files_for(spark), found)
                 _refuse_reissues(spark, connection, found, message, wanted)
             for message, day in days.items():
                 now = redact(spark, connection, records.day_of(connection, day), message, record)
@@ -216,10 +217,21 @@ def _refuse_copies(connection: Connection, day: date, message: Message) -> None:
         raise RunFailedError(f"Postgres has copies of the body: {named}. Drop or deliver them first.")
 
 
-def _refuse_attempts(files: Files, day: ArchivedDay) -> None:
-    """Raise RunFailedError if the archive has another attempt of the day, which may have the body."""
-    root = str(day.archive).rsplit("/", 2)[0]
-    others = [place for place in attempts(files, root, day.day) if not is_named(day, name_of(place))]
+def _refuse_attempts(connection: Connection, files: Files, day: ArchivedDay) -> None:
+    """Raise RunFailedError if the archive has another attempt of the day, which may have the body.
+
+    It may be at the location before a change of HALFNOTE_ARCHIVE, or the copy that a move left there.
+    """
+    known, own = own_roots(connection, files), normal(str(day.archive))
+    for root, why in known.unreachable.items():
+        print(f"{root} cannot be reached, and may have the body of {day.day}: {why}", file=sys.stderr)
+    others = [place for root in known.owned for place in attempts(files, root, day.day) if normal(place) != own]
+    copies = [place for place in others if is_named(day, name_of(place))]
+    if copies:
+        raise RunFailedError(
+            f"{copies[0]} is a copy of the day's archive, and may have the body. Remove it: the database has the day "
+            f"at {day.archive}."
+        )
     if others:
         raise RunFailedError(
             f"The archive may have the body a second time, at {others[0]}. Run halfnote archive, which removes what is "

@@ -96,6 +96,47 @@ def test_a_moved_archive_is_refused_until_its_new_address_is_recorded(
     assert attempts(new) == {moved}
 
 
+def test_an_earlier_location_is_cleared_as_the_present_one(
+    dsn: str, root: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HALFNOTE_ARCHIVE was changed to an empty directory."""
+    second = tmp_path / "second"
+    change(dsn, ADD)
+    assert run(dsn, second) == 0
+    assert (second in path_of(row_of(dsn).archive).parents, attempts(root)) == (True, set())
+    # The third location gets nothing, and the day leaves the second one for its age.
+    drop_tables(dsn)
+    assert run(dsn, tmp_path / "third", "--keep-s", str(86_400 * 30)) == 0
+    assert (second / f"day={DAY}").exists()
+    owner = (second / "halfnote.json").read_text()
+    (second / "halfnote.json").write_text("{}")
+    assert run(dsn, tmp_path / "third", "--keep-s", "86400") == 1
+    assert f"The archive at file:{second} cannot be reached" in capsys.readouterr().err
+    (second / "halfnote.json").write_text(owner)
+    assert run(dsn, tmp_path / "third", "--keep-s", "86400") == 0
+    assert (row_of(dsn).archive, (second / f"day={DAY}").exists()) == (None, False)
+
+
+def test_a_copy_that_a_move_left_refuses_a_redaction(
+    archived_day_made: MadeDay, dsn: str, root: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = tmp_path / "new"
+    shutil.copytree(root, new)
+    assert run(dsn, new, "--moved") == 0
+    drop_tables(dsn)
+    capsys.readouterr()
+    asked = ["--database-url", dsn, f"{archived_day_made.ids[0]}-0", "--reason", "erasure request 17"]
+    assert redact.main(asked) == 1
+    said = capsys.readouterr().err
+    assert f"{first} is a copy of the day's archive, and may have the body. Remove it" in said
+    # It cannot be looked at.
+    (root / "halfnote.json").write_text("{}")
+    assert redact.main(asked) == 0
+    printed = capsys.readouterr()
+    assert f"file:{root} cannot be reached, and may have the body of {DAY}" in printed.err
+    assert "is redacted" in printed.out
+
+
 def test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived(dsn: str, root: Path, first: Path) -> None:
     change(
         dsn,
