@@ -92,12 +92,20 @@ def verify(certificate: Copies = [], known: Known = [], url: Url = DEFAULT_URL, 
     faults = seen.faults(page)
     if as_json:
         print_json(
-            {"intact": not faults, "faults": faults, "rows": seen.rows, "place": seen.place, "digest": seen.digest}
+            {
+                "intact": not faults,
+                "faults": faults,
+                "not_compared": seen.not_compared,
+                "rows": seen.rows,
+                "place": seen.place,
+                "digest": seen.digest,
+            }
         )
     else:
-        print(*faults, sep="\n", end="\n" if faults else "")
-        said = "is intact" if not faults else f"differs in {len(faults)} places"
-        print(f"The audit {said}: {seen.rows} rows. Its last one:\n{seen.place}:{seen.digest}")
+        said = [*faults, *seen.not_compared]
+        print(*said, sep="\n", end="\n" if said else "")
+        state = "is intact" if not faults else f"differs in {len(faults)} places"
+        print(f"The audit {state}: {seen.rows} rows. Its last one:\n{seen.place}:{seen.digest}")
     if faults:
         raise SystemExit(DIFFERS)
 

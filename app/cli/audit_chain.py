@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,22 +12,30 @@ from app.cli.errors import WRONG_USAGE, Refusal
 
 # The first digits of a digest, which are enough to see that two differ.
 SHOWN = 12
+# A row is committed seconds after its `at`, by another clock than that of certificates.
+AGES_DIFFER = timedelta(hours=1)
 _KNOWN = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}|)")
 
 
 class Witness(NamedTuple):
-    """What was known of a place of the chain. `source` names who knew it."""
+    """What was known of a place of the chain. `source` names who knew it.
+
+    `at`: when it was the last one, if that is known; `kept_s`: how long rows were kept then, in seconds.
+    """
 
     source: str
     place: int
     digest: str
+    at: datetime | None = None
+    kept_s: int | None = None
 
 
 def witness_of_certificate(file: Path) -> Witness:
     """Return what a copy of a day's certificate says of the audit. Its signature is not verified. Raises Refusal."""
     try:
-        audit = json.loads(file.read_bytes())["certificate"]["audit"]
-        return Witness(str(file), audit["place"], audit["digest"])
+        body = json.loads(file.read_bytes())["certificate"]
+        audit, seen_at = body["audit"], datetime.fromisoformat(body["seen_at"]).astimezone(UTC)
+        return Witness(str(file), int(audit["place"]), str(audit["digest"]), seen_at, audit.get("kept_s"))
     except OSError as error:
         raise Refusal(f"{file} cannot be read: {error.strerror}.", code=WRONG_USAGE) from None
     except (ValueError, KeyError, TypeError):
@@ -56,6 +65,7 @@ class Chain:
     digest: str = ""
     before: int = 0
     found: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
     _digests: dict[int, str] = field(default_factory=dict)
     _began: bool = False
 
@@ -80,7 +90,7 @@ class Chain:
             self._digests[self.place] = self.digest
 
     def faults(self, last: dict[str, Any]) -> list[str]:
-        """Return as texts what is wrong. `last`: the last page."""
+        """Return as texts what is wrong, and note which witnesses were not compared. `last`: the last page."""
         found, head = list(self.found), last["head"]
         if head is None:
             found.append("The table audit_chain has no row.")
@@ -90,10 +100,33 @@ class Chain:
             found.append(f"Row {self.place} is not the last one that audit_chain names.")
         if last["unchained"]:
             found.append(f"{last['unchained']} rows have no place in the chain.")
-        return found + [text for one in self.witnesses if (text := self._contradicts(one)) is not None]
+        found += [text for one in self.witnesses if (text := self._contradicts(one)) is not None]
+        return found + self._removed_early(timedelta(seconds=last["kept_s"]))
+
+    def _removed_early(self, kept: timedelta) -> list[str]:
+        """Return as a text that rows are gone which are younger than rows are kept: later than a young witness.
+
+        The setting may have been raised: rows that were past their age by the setting of an earlier day may be gone.
+        """
+        told = [one for one in self.witnesses if one.at is not None]
+        ages = [datetime.now(UTC) - kept]
+        ages += [one.at - timedelta(seconds=one.kept_s) for one in told if one.at and one.kept_s is not None]
+        young = [one for one in told if one.at and one.at > max(ages) + AGES_DIFFER and one.place < self.before]
+        if not young:
+            return []
+        first = min(young, key=lambda one: one.place)
+        return [
+            f"Rows {first.place + 1} to {self.before} are missing, and were not past their age:\n"
+            f"  {first.source} is older than they are."
+        ]
 
     def _contradicts(self, one: Witness) -> str | None:
-        if one.place < self.before or one.place == 0:
+        if one.place == 0:
+            return None
+        if one.place < self.before:
+            self.not_compared.append(
+                f"{one.source}: row {one.place} was not compared: rows up to {self.before} are gone."
+            )
             return None
         found = self._digests.get(one.place)
         if found == one.digest:

@@ -104,6 +104,7 @@ class ChainPage(BaseModel):
     )
     head: ChainEnd | None = Field(description="the last row; null: unknown, which is a fault")
     unchained: int = Field(description="rows without a place that are later than the first with one: a fault", ge=0)
+    kept_s: int = Field(description="how long rows are kept before they are removed, in seconds", examples=[34_560_000])
 
 
 @router.get("/audit", summary="List the changes that people made", responses=problems(Invalid))
@@ -158,6 +159,7 @@ async def get_audit_chain(runtime: RuntimeDep, query: Annotated[ChainQuery, Quer
         begins_after=_end(ends.forgotten_place, ends.forgotten_digest),
         head=_end(ends.place, ends.digest),
         unchained=ends.unchained,
+        kept_s=runtime.settings.audit_keep_s,
     )
 
 

@@ -1,6 +1,6 @@
 """The options of `halfnote archive`."""
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 
 from spark.options import common
 
@@ -21,7 +21,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument(
         "--keep-s",
-        type=_keep_s,
+        type=common.given_keep_s,
         metavar="S",
         help=f"remove archived days that ended more than S seconds ago, a day to 100 years; default: {common.KEEP_S}",
     )
@@ -31,12 +31,3 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
     return made
-
-
-def _keep_s(text: str) -> int:
-    try:
-        return common.keep_s(text)
-    except ValueError:
-        raise ArgumentTypeError(
-            f"{text!r} is not a number of seconds, {common.LEAST_KEEP_S} to {common.MOST_KEEP_S}"
-        ) from None

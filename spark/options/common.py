@@ -67,11 +67,20 @@ def yes_or_no(text: str) -> bool:
 
 
 def keep_s(text: str) -> int:
-    """Parse how long an archived day is kept, as the service's setting: a day to 100 years. Raises ValueError."""
+    """Parse how long something is kept, as the service's setting: a day to 100 years. Raises ValueError."""
     seconds = int(text)
     if not LEAST_KEEP_S <= seconds <= MOST_KEEP_S:
         raise ValueError(text)
     return seconds
+
+
+def given_keep_s(text: str) -> int:
+    """Parse the same of a command line. Raises argparse.ArgumentTypeError."""
+    try:
+        return keep_s(text)
+    except ValueError:
+        said = f"{text!r} is not a number of seconds, {LEAST_KEEP_S} to {MOST_KEEP_S}"
+        raise argparse.ArgumentTypeError(said) from None
 
 
 def day(text: str) -> date:

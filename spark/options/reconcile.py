@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+from spark.audit_retention import AUDIT_KEEP_S
 from spark.certificate.signing import Signer, signer_of_command, signer_of_file
 from spark.installations import NamesError, installations
-from spark.options.common import DATABASE_URL, given_address
+from spark.options.common import DATABASE_URL, given_address, given_keep_s
 from spark.usual import SHARE
 
 BASE_URL = "HALFNOTE_BASE_URL"
+AUDIT_KEEP = "HALFNOTE_AUDIT_KEEP_S"
 # Several databases, `NAME=URL` each, with blanks or line feeds between them.
 DATABASE_URLS = "HALFNOTE_DATABASE_URLS"
 
@@ -62,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     _add_source(made)
     _add_ledgers(made)
     _add_certificates(made)
+    _add_audit(made)
     add = made.add_argument
     add(
         "--out",
@@ -171,6 +174,15 @@ def _add_certificates(made: argparse.ArgumentParser) -> None:
     add("--certificate-command", metavar="COMMAND", default=given["COMMAND"], help=command)
     public = "PEM file with the public key of the command; default: HALFNOTE_CERTIFICATE_PUBLIC_KEY"
     add("--certificate-public-key", type=Path, metavar="FILE", default=_path(given["PUBLIC_KEY"]), help=public)
+
+
+def _add_audit(made: argparse.ArgumentParser) -> None:
+    kept = (
+        "the service keeps rows of the audit for S seconds, a day to 100 years; a younger one that is gone is a "
+        f"finding; default: {AUDIT_KEEP}, else {AUDIT_KEEP_S}"
+    )
+    default = os.environ.get(AUDIT_KEEP) or str(AUDIT_KEEP_S)
+    made.add_argument("--audit-keep-s", type=given_keep_s, metavar="S", default=default, help=kept)
 
 
 def _path(value: str | None) -> Path | None:

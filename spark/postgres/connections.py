@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from spark import schemas
+from spark.audit_retention import AUDIT_KEEP_S
 from spark.day_selection import Seen
 from spark.errors import BusyError, RunFailedError, SnapshotLostError
 from spark.postgres.readers import Readers
@@ -278,14 +279,24 @@ class Snapshot:
     """A snapshot of the database. Other sessions of the same server can import it while it is open.
 
     `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
-    `readers`: connections that read it. `ended`: set when it is not needed any more, so that every reader stops.
+    `audit_keep_s`: how many seconds rows of the audit are kept. `readers`: connections that read it. `ended`: set when
+    it is not needed any more, so that every reader stops.
     """
 
-    def __init__(self, connection: Connection, name: str, seen_at: datetime, *, standby: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        seen_at: datetime,
+        *,
+        standby: bool,
+        audit_keep_s: int = AUDIT_KEEP_S,
+    ) -> None:
         self.connection = connection
         self.name = name
         self.seen_at = seen_at
         self.standby = standby
+        self.audit_keep_s = audit_keep_s
         self.readers = Readers(connection, name)
         self.ended = threading.Event()
 
@@ -402,8 +413,8 @@ class Snapshot:
 
 
 @contextmanager
-def open_snapshot(url: str) -> Iterator[Snapshot]:
-    """Take a snapshot and hold it until the end of the block.
+def open_snapshot(url: str, audit_keep_s: int = AUDIT_KEEP_S) -> Iterator[Snapshot]:
+    """Take a snapshot and hold it until the end of the block. `audit_keep_s`: how many seconds audit rows are kept.
 
     Raises RunFailedError, and SnapshotLostError if the server ended the snapshot: a new start may help.
     """
@@ -415,7 +426,7 @@ def open_snapshot(url: str) -> Iterator[Snapshot]:
         connection.execute("begin transaction isolation level repeatable read read only")
         exported = connection.execute("select pg_export_snapshot() as name").fetchone()
         assert exported is not None
-        snapshot = Snapshot(connection, exported["name"], moment["seen_at"], standby=standby)
+        snapshot = Snapshot(connection, exported["name"], moment["seen_at"], standby=standby, audit_keep_s=audit_keep_s)
         with closing(snapshot.readers):
             yield snapshot
     except psycopg.Error as error:

@@ -105,18 +105,19 @@ def certified(read: ReadDay, proved: ProvedDay, progress: Progress, installation
     )
 
 
-def write(connection: Connection, run_id: int, made: Iterable[Made], signer: Signer | None) -> dict[date, str]:
+def write(
+    connection: Connection, run_id: int, made: Iterable[Made], signer: Signer | None, audit_keep_s: int
+) -> dict[date, str]:
     """Write certificates at the end of the chain, in the run's database transaction; return the documents by day.
 
-    Each names the last row of the audit, so that a later run finds an audit that lost its end. Raises RunFailedError if
-    a certificate cannot be signed.
+    Each names the last row of the audit and says how long rows are kept, so that a later run finds an audit that lost
+    its end, or its beginning too early. Raises RunFailedError if a certificate cannot be signed.
     """
     row = connection.execute(LAST).fetchone()
     sequence = row["sequence"] if row else 0
     previous = {"day": str(row["day"]), "digest": digest_of(row["document"])} if row else None
     documents = {}
-    place, digest = audit_chain.head(connection)
-    audit = {"place": place, "digest": digest.hex()}
+    audit = audit_chain.certified(connection, audit_keep_s)
     for one in made:
         sequence += 1
         try:

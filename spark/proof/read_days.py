@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark import manifest, schemas
 from spark.archive import layout
 from spark.archive.verification import beside
+from spark.audit_retention import AUDIT_KEEP_S
 from spark.day_selection import Candidate, Seen, days_to_run
 from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.kept_files import LIST
@@ -48,7 +49,7 @@ class Wish:
     """The days to prove: those `asked` for, or by watermark from the last results (`seen`); and final days' age.
 
     `if_stored`: requested days that are not stored are left out. `sla_s`: how many seconds a delivery may take.
-    `ledgers`: whether the days are compared with ledgers.
+    `ledgers`: whether the days are compared with ledgers. `audit_keep_s`: how many seconds audit rows are kept.
     """
 
     asked: Collection[date]
@@ -57,6 +58,7 @@ class Wish:
     if_stored: bool = False
     sla_s: float = 0.0
     ledgers: bool = False
+    audit_keep_s: int = AUDIT_KEEP_S
 
 
 def read_days(
@@ -70,7 +72,7 @@ def read_days(
     files = files_for(spark)
 
     def in_one() -> Read:
-        with progress.stage("snapshot"), open_snapshot(url) as snapshot:
+        with progress.stage("snapshot"), open_snapshot(url, wish.audit_keep_s) as snapshot:
             read = _read(spark, snapshot, wish, staging_dir, progress)
         # Archives need no snapshot, which holds up vacuum.
         days = [_with_archive(spark, url, day, f"{staging_dir}/{day.frames.day}", progress) for day in read.days]

@@ -111,6 +111,7 @@ class Run:
             options.margin_s,
             sla_s=options.sla_s,
             ledgers=any(one is not None for one in (options.producer_ledger, options.consumer_ledger)),
+            audit_keep_s=options.audit_keep_s,
         )
 
     def prove(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
@@ -186,7 +187,7 @@ class Run:
         return replace(made, said=f"{made.said}; contradicted certificates in --out: {named}", open=True)
 
     def _write_certificates(self, run_id: int) -> None:
-        documents = certify.write(self.database, run_id, self._made, self._signer)
+        documents = certify.write(self.database, run_id, self._made, self._signer, self._options.audit_keep_s)
         for day, document in documents.items():
             if self.output is not None:
                 self.output.write_certificate(day, document)

@@ -83,9 +83,9 @@ def write_found(
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
     half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and times: `{seen}`, of the snapshot; `{closes}`,
     before which the day was surely open; `{since}`, from which on it is; and what `receipts_since` returns.
-    `{id_time}` is the time of the id of a half `h`. `whole`: it runs once, over the whole day. `among`: the ids,
-    sorted, to which `{among}`, a condition that follows a column of ids, restricts it; None: any. Without findings,
-    there is no directory. Raises copy.FAILURES.
+    `{id_time}` is the time of the id of a half `h`, `{audit_keep_s}` how long audit rows are kept. `whole`: it runs
+    once, over the whole day. `among`: the ids, sorted, to which `{among}`, a condition that follows a column of ids,
+    restricts it; None: any. Without findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = files_for(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
@@ -93,7 +93,7 @@ def write_found(
     closes = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC) + timedelta(hours=25)
     since = "infinity" if day.open_since is None else day.open_since.isoformat()
     given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day), "closes": closes.isoformat(), "since": since}
-    given["receipts_since"] = str(receipts_since(day))
+    given |= {"receipts_since": str(receipts_since(day)), "audit_keep_s": str(snapshot.audit_keep_s)}
     given["id_time"] = _ID_TIME_18 if snapshot.connection.info.server_version >= 180_000 else _ID_TIME
     with snapshot.readers.cursor() as cursor:
         cursor.execute(f"set local work_mem = '{WORK_MEM}'")

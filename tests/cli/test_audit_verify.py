@@ -1,6 +1,7 @@
 """`halfnote audit verify`: the chain of the audit is computed again from what the API lists."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,45 @@ async def test_each_change_is_named(client: httpx.AsyncClient, chained: str, sta
     assert all(said.startswith(begins) for said, begins in zip(chain.found, DAMAGE[statements], strict=True))
 
 
+def known_since(known: list[Witness], *places_and_days: tuple[int, float], kept_s: int | None = None) -> list[Witness]:
+    """What certificates of so many days ago say of these places."""
+    now = datetime.now(UTC)
+    return [
+        known[place - 1]._replace(source=f"{place}.json", at=now - timedelta(days=days), kept_s=kept_s)
+        for place, days in places_and_days
+    ]
+
+
+async def test_rows_that_are_gone_before_their_age_are_named(client: httpx.AsyncClient, chained: str) -> None:
+    """A person removed the first four, and moved the beginning of the chain. Certificates show it."""
+    known = digests(chained)
+    with psycopg.connect(chained) as db:
+        db.execute("set session_replication_role = replica")
+        db.execute(FORGOTTEN)
+    chain = await verified(client, known_since(known, (3, 10), (2, 20), (1, 399), (4, 1), (9, 1)))
+    assert chain.found == ["Rows 2 to 4 are missing, and were not past their age:\n  1.json is older than they are."]
+    assert [one.split(" was ")[0] for one in chain.not_compared] == [
+        f"{place}.json: row {place}" for place in (3, 2, 1)
+    ]
+
+
+async def test_rows_past_their_age_are_not_compared(client: httpx.AsyncClient, chained: str) -> None:
+    known = digests(chained)
+    with psycopg.connect(chained) as db:
+        db.execute("set session_replication_role = replica")
+        db.execute(FORGOTTEN)
+    # The last one says what was removed: its digest is still known.
+    chain = await verified(client, known_since(known, (3, 400), (4, 1)) + known[:1])
+    assert chain.found == []
+    assert chain.not_compared == [
+        "3.json: row 3 was not compared: rows up to 4 are gone.",
+        "--known: row 1 was not compared: rows up to 4 are gone.",
+    ]
+    # Rows were kept for a shorter time when the newer certificate was written.
+    assert (await verified(client, known_since(known, (1, 20), (5, 10), kept_s=9 * 86_400))).found == []
+    assert len((await verified(client, known_since(known, (1, 20), (5, 10), kept_s=11 * 86_400))).found) == 1
+
+
 def test_the_command(run: Run, tmp_path: Path) -> None:
     assert run("subscriptions", "put", "audited", "--topic", "order", "--to", "http://127.0.0.1:9/in").code == 0
     shown = run("audit", "verify")
@@ -107,7 +147,8 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
     assert run("audit", "verify", "--known", last, "--json").json["intact"] is True
     place, _, digest = last.partition(":")
     file = tmp_path / "certificate.json"
-    file.write_text(json.dumps({"certificate": {"audit": {"place": int(place), "digest": digest}}}))
+    said = {"seen_at": "2026-11-20T08:00:00+00:00", "audit": {"place": int(place), "digest": digest}}
+    file.write_text(json.dumps({"certificate": said}))
     assert run("audit", "verify", "--certificate", file).code == 0
     wrong = run("audit", "verify", "--known", f"{place}:{'0' * 64}")
     assert (wrong.code, f"row {place} had the digest 0000" in wrong.out) == (3, True)
@@ -128,7 +169,13 @@ def test_a_file_that_names_no_row_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="cannot be read") as refused:
         witness_of_certificate(tmp_path / "none.json")
     assert refused.value.code == 2
-    for content in ("", "{}", '{"certificate": {"day": "2026-11-20"}}', "[1]"):
+    for content in (
+        "",
+        "{}",
+        '{"certificate": {"audit": {"place": 7, "digest": "00"}, "seen_at": "today"}}',
+        '{"certificate": {"day": "2026-11-20"}}',
+        "[1]",
+    ):
         (tmp_path / "other.json").write_text(content)
         with pytest.raises(Refusal, match="is no certificate that names a row of the audit"):
             witness_of_certificate(tmp_path / "other.json")

@@ -1,5 +1,6 @@
 """The chain of the audit: many programs make one, retention leaves it whole, and each change of it is found."""
 
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +13,9 @@ from pyspark.sql import SparkSession
 from app.database.connection import connect as service_connect
 from app.retention.loop import clear_audit
 from app.store.admin.audit import Act, record
+from spark.audit_retention import AUDIT_KEEP_S
 from spark.postgres.connections import open_snapshot
-from spark.sources.audit_chain import BROKEN, DIGEST, head, write_broken
+from spark.sources.audit_chain import BROKEN, DIGEST, certified, write_broken
 from tests.spark.days import Connection, add_day, days_ago, fill_day, prove, rows
 
 ACT: LiteralString = """
@@ -21,6 +23,7 @@ insert into audit (at, actor, key_id, role, what, target, detail)
 values (%s, 'ann', 7, 'operator', 'transaction.verdict', 'ä "1"', '{"verdict": "commit", "n": 1.50}')
 """
 WRITERS, EACH = 8, 12
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 # Changes of the row with the place 5 of 9, or of all, and what is found of it: the place, or None for the head.
 DAMAGE: dict[str, list[tuple[int | None, str]]] = {
     "update audit set at = at + interval '1 us' where place = 5": [(5, "digest")],
@@ -52,18 +55,23 @@ DAMAGE: dict[str, list[tuple[int | None, str]]] = {
         (None, "head"),
     ],
     "update audit set place = null where place = 5": [(6, "removed before"), (0, "not chained")],
+    # So late no row can be past its age.
+    "insert into evidence_since values ('audit', now())": [(0, "since")],
+    "insert into evidence_since values ('audit', now() - interval '399 days')": [(0, "since")],
+    "insert into evidence_since values ('audit', now() - interval '400 days')": [],
 }
 
 
-def broken(dsn: str) -> list[tuple[Any, ...]]:
+def broken(dsn: str, kept_s: int = AUDIT_KEEP_S) -> list[tuple[Any, ...]]:
     """The breaks of the chain: the place, and what is wrong."""
     with psycopg.connect(dsn) as db:
-        return broken_in(db)
+        return broken_in(db, kept_s)
 
 
-def broken_in(db: Connection) -> list[tuple[Any, ...]]:
+def broken_in(db: Connection, kept_s: int = AUDIT_KEEP_S) -> list[tuple[Any, ...]]:
     """The same, in a database transaction."""
-    statement: Any = f"select subject, place, differs from ({BROKEN}) b where differs is not null"
+    known = BROKEN.format(seen=datetime.now(UTC).isoformat(), audit_keep_s=kept_s)
+    statement: Any = f"select subject, place, differs from ({known}) b where differs is not null"
     found = db.execute(statement).fetchall()
     return [(None if subject == "head" else place or 0, differs) for subject, place, differs in found]
 
@@ -147,16 +155,24 @@ AGAIN = (
 )
 
 
-def certify(dsn: str, sequence: int, place: int | None) -> None:
-    """Store a certificate that names a place of the audit; None: of a version that names none."""
+def certify(dsn: str, sequence: int, place: int | None, at: datetime = LONG_AGO, kept_s: int | None = None) -> None:
+    """Store a certificate that names a place of the audit; None: of a version that names none.
+
+    `kept_s` None: of a version that does not say how long rows are kept.
+    """
     with psycopg.connect(dsn) as db:
+        said = {}
+        if kept_s is not None:
+            with open_snapshot(dsn) as snapshot:
+                said = certified(snapshot.connection, kept_s)
         db.execute(
             """insert into day_certificate (sequence, day, run_id, document)
             select %(sequence)s, current_date - %(sequence)s::int, 1, case when %(place)s::int is null
-              then '{"certificate": {}}' else json_build_object('certificate', json_build_object('audit',
-                json_build_object('place', place, 'digest', encode(digest, 'hex'))))::text end
+              then '{"certificate": {}}' else jsonb_build_object('certificate', jsonb_build_object(
+                'seen_at', %(at)s::text, 'audit', %(said)s::jsonb || jsonb_build_object('place', place, 'digest',
+                encode(digest, 'hex'))))::text end
             from audit where place = coalesce(%(place)s, 1)""",
-            {"sequence": sequence, "place": place},
+            {"sequence": sequence, "place": place, "at": at.isoformat(), "said": json.dumps(said)},
         )
 
 
@@ -178,15 +194,62 @@ def test_a_chain_that_is_intact_again_contradicts_a_certificate(chained: str, st
 def test_certificates_of_rows_past_their_age_are_not_compared(chained: str) -> None:
     certify(chained, 1, 4)
     certify(chained, 2, 5)
-    forget: LiteralString = """
-    with gone as (delete from audit where place <= 5 returning place, digest)
-    update audit_chain set (forgotten_place, forgotten_digest) = (select place, digest from gone where place = 5)
-    returning 1
-    """
-    rows(chained, forget)
+    forget(chained, 5)
     assert broken(chained) == []
     rows(chained, "update audit_chain set forgotten_digest = sha256('x') returning 1")
     assert (5, "certified") in broken(chained)
+
+
+def forget(dsn: str, place: int) -> None:
+    """Remove the first rows, and say that they were past their age."""
+    with psycopg.connect(dsn) as db:
+        db.execute(
+            """with gone as (delete from audit where place <= %(place)s returning place, digest)
+            update audit_chain set (forgotten_place, forgotten_digest)
+              = (select place, digest from gone where place = %(place)s)""",
+            {"place": place},
+        )
+
+
+def test_rows_that_are_gone_before_their_age_contradict_a_certificate(chained: str) -> None:
+    """Nothing else shows it: a person who writes to the database removed the first rows, and moved the beginning."""
+    now = datetime.now(UTC)
+    certify(chained, 1, 3, now - timedelta(days=401))
+    certify(chained, 2, 4, now - timedelta(days=399))
+    certify(chained, 3, 6, now - timedelta(days=2))
+    # What the second certificate saw may be as old as that of the first, and later rows are not.
+    forget(chained, 4)
+    assert broken(chained) == []
+    forget(chained, 5)
+    assert broken(chained) == [(5, "removed early")]
+    with psycopg.connect(chained) as db:
+        found: Any = f"select subject, before_place from ({BROKEN}) b".format(
+            seen=now.isoformat(), audit_keep_s=AUDIT_KEEP_S
+        )
+        assert db.execute(f"{found} where differs = 'removed early'").fetchall() == [("forgotten", 4)]
+        kept: Any = f"select 1 from ({BROKEN}) b where differs is not null".format(
+            seen=now.isoformat(), audit_keep_s=390 * 86_400
+        )
+        assert db.execute(kept).fetchall() == []
+    forget(chained, 9)
+    assert broken(chained) == [(9, "removed early")]
+
+
+def test_rows_that_went_by_a_shorter_setting_of_an_earlier_day_are_no_finding(chained: str) -> None:
+    now = datetime.now(UTC)
+    certify(chained, 1, 3, now - timedelta(days=40), 30 * 86_400)
+    certify(chained, 2, 5, now - timedelta(days=5), 30 * 86_400)
+    forget(chained, 4)
+    assert broken(chained) == []
+    forget(chained, 6)
+    assert broken(chained) == [(6, "removed early")]
+
+
+def test_a_later_beginning_of_the_evidence_contradicts_a_certificate(chained: str) -> None:
+    certify(chained, 1, 9, datetime.now(UTC), AUDIT_KEEP_S)
+    assert broken(chained) == []
+    rows(chained, "update evidence_since set at = '2020-01-01T00:00:00Z' where name = 'verdict' returning 1")
+    assert broken(chained) == [(0, "since")]
 
 
 def test_what_came_before_the_chain_is_not_judged(chained: str) -> None:
@@ -202,7 +265,8 @@ def test_acts_succeed_without_the_row_of_the_chain(chained: str) -> None:
 
 
 async def test_retention_leaves_the_chain_whole(dsn: str) -> None:
-    now = datetime.now(UTC)
+    # Of the second one, which removes what is not old at all.
+    now, kept_s = datetime.now(UTC), -2 * 86_400
     connection = await service_connect(dsn)
     try:
         for days in (9, 8, 7, 3, 8, 2):
@@ -210,17 +274,17 @@ async def test_retention_leaves_the_chain_whole(dsn: str) -> None:
         await clear_audit(connection, now - timedelta(days=5))
         # The fifth one is old, and goes with the fourth.
         assert [row["place"] for row in rows(dsn, "select place from audit order by 1")] == [4, 5, 6]
-        assert broken(dsn) == []
+        assert broken(dsn, kept_s) == []
         await clear_audit(connection, now + timedelta(days=1))
         assert rows(dsn, "select place from audit") == []
-        assert broken(dsn) == []
+        assert broken(dsn, kept_s) == []
         await record(connection, Act("topic.declare", "order", {}), now)
     finally:
         await connection.close()
-    assert broken(dsn) == []
+    assert broken(dsn, kept_s) == []
     with open_snapshot(dsn) as snapshot:
-        place, digest = head(snapshot.connection)
-    assert (place, len(digest)) == (7, 32)
+        said = certified(snapshot.connection, AUDIT_KEEP_S)
+    assert (said["place"], len(said["digest"]), said["kept_s"]) == (7, 64, AUDIT_KEEP_S)
 
 
 def told(spark: SparkSession, dsn: str, number: int, path: Path) -> int:

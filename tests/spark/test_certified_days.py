@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from spark.audit_retention import AUDIT_KEEP_S
 from spark.certificate.document import Certificate
 from spark.certificate.signing import new_key
 from spark.jobs import archive
@@ -64,7 +65,7 @@ def test_a_final_day_is_certified_in_the_chain(proved_twice: ProvedTwice) -> Non
     }
     # It names the last row of the audit; the first is that of the day's subscription.
     [chain] = rows(proved_twice.dsn, "select place, encode(digest, 'hex') as digest from audit_chain")
-    assert said.body["audit"] == chain
+    assert said.body["audit"] == {**chain, "kept_s": AUDIT_KEEP_S, "verdicts_since": "-infinity"}
     assert chain["place"] == 2
 
 

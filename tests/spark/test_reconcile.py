@@ -9,6 +9,8 @@ import psycopg
 import pyarrow.dataset
 import pytest
 
+from app.config import Settings
+from spark.options.reconcile import parsed
 from spark.postgres.connections import RUN_LOCK
 from spark.proof import store_results
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
@@ -214,6 +216,7 @@ def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) ->
         ["--consumer-ledger-complete"],
         ["--usual-share", "1"],
         ["--usual-share-of", "order=0"],
+        ["--audit-keep-s", "86399"],
     ],
 )
 def test_wrong_usage(dsn: str, options: list[str]) -> None:
@@ -232,6 +235,18 @@ def test_a_base_url_of_the_environment_that_is_none(
     with pytest.raises(SystemExit, match="2"):
         prove("postgresql://127.0.0.1:1/none")
     assert "HALFNOTE_BASE_URL must be an http or https URL" in capsys.readouterr().err
+
+
+def test_how_long_the_audit_is_kept_is_the_services_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parsed(["--database-url", "x"]).audit_keep_s == Settings.model_fields["audit_keep_s"].default
+    monkeypatch.setenv("HALFNOTE_AUDIT_KEEP_S", "86400")
+    assert parsed(["--database-url", "x"]).audit_keep_s == 86_400
+    monkeypatch.setenv("HALFNOTE_AUDIT_KEEP_S", "a year")
+    with pytest.raises(SystemExit, match="2"):
+        parsed(["--database-url", "x"])
+    assert "--audit-keep-s: 'a year' is not a number of seconds" in capsys.readouterr().err
 
 
 def test_a_database_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
