@@ -138,18 +138,20 @@ async def _store(
                     f"`{name}` was changed at the same time. Repeat the request.", retry_after_s=1
                 )
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
+        reset = reset_fields(changed, wanted)
         if fresh or changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
             said["check_urls"] = [without_query(url) for url in wanted.check_urls]
-            await record(connection, audit_entry(caller, "producer_group.put", name, new=fresh, asked=said), now)
+            fields: dict[str, Any] = {} if fresh else {"changed": changed, "reset": reset}
+            entry = audit_entry(caller, "producer_group.put", name, new=fresh, asked=said, **fields)
+            await record(connection, entry, now)
         await forget_urls(connection, name, shape.check_urls)
         # A producer registers when it starts, so it can answer now.
         await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
         # A patch leaves out what is to stay.
-        reset = reset_fields(changed, wanted) if base is None else []
-        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset)
+        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset if base is None else [])
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
 
