@@ -48,7 +48,7 @@ from app.schemas.producer_groups import (
     UrlState,
 )
 from app.schemas.totals import COUNTED_MOST, total_of
-from app.secrets.signatures import Secret, dump, new_secret, rotated, signs
+from app.secrets.signatures import Secret, dump, new_secret, overlap_end, rotated, signs
 from app.secrets.vault import GROUP_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
@@ -308,7 +308,8 @@ async def rotate_secret(
 ) -> NewSecret:
     """Create a new secret, shown only in this answer.
 
-    For 24 hours the old secret signs as well, so that receivers can be changed.
+    For 24 hours the old secret signs as well, so that receivers can be changed. This also holds for an old secret that
+    another person was shown a moment ago: `earlier_signs_until` is set then.
     """
     now = runtime.clock.now()
     secret = new_secret()
@@ -316,16 +317,23 @@ async def rotate_secret(
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
-        secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
+        former = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
+        secrets = rotated(former, secret, now)
         seal = Seal(runtime.vault, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
         await record(connection, audit_entry(caller, "producer_group.rotate_secret", name, **dict(note)), now)
     response.headers["cache-control"] = "no-store"
-    return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
+    return NewSecret(
+        secret=secret, former_signs_until=overlap_end(secrets, now), earlier_signs_until=overlap_end(former, now)
+    )
 
 
-def _former_until(secrets: list[Secret]) -> datetime | None:
-    return max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
+async def former_signs_until(name: str, runtime: Runtime, caller: Caller) -> datetime | None:
+    """Return until when a former secret signs; None: none does, or the secrets cannot be read. Raises GroupUnknown."""
+    caller.must_have_group(name)
+    async with runtime.request_pool.connection() as connection:
+        group = await _known(connection, name)
+    return overlap_end(_readable(runtime, group), runtime.clock.now())
 
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
