@@ -34,6 +34,7 @@ RETRY_EVERY_S = 1.0
 Files = Annotated[
     list[Path], typer.Option("--file", "-f", help="YAML or JSON; a folder of such files; `-` for stdin; repeatable")
 ]
+Recursive = Annotated[bool, typer.Option("--recursive", "-R", help="also read the subfolders of each folder")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the differences; exit code 3 if there are any")]
 Prune = Annotated[
     bool, typer.Option("--prune", help="delete what the files do not declare, in the sections that they have")
@@ -54,6 +55,7 @@ def install(app: typer.Typer) -> None:
 
 def apply_command(
     file: Files,
+    recursive: Recursive = False,
     dry_run: DryRun = False,
     prune: Prune = False,
     yes: Yes = False,
@@ -73,7 +75,7 @@ def apply_command(
     from app.cli.declared.declarations import read
     from app.cli.declared.secrets_out import SecretsOut
 
-    declarations = read(file)
+    declarations = read(file, recursive=recursive, prune=prune)
     secrets = SecretsOut(secrets_out)
     _wait(url, wait)
     found = changes(url, declarations, prune=prune)

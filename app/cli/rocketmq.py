@@ -27,6 +27,8 @@ SETTINGS_PER_MINUTE = 60
 LARGEST_BYTES, LARGEST_MEMORY, MOST = 256 * 1024 * 1024, 2**40, 1_000_000
 # With the program itself, about four times as much is below 512 MiB.
 BUFFERED_BYTES = 64 * 1024 * 1024
+# Those of the service's HALFNOTE_DRAIN_S.
+DRAIN_S, LONGEST_DRAIN_S = 8.0, 86_400
 
 Host = Annotated[str, typer.Option(help="the address to listen on")]
 Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
@@ -99,6 +101,23 @@ BufferedBytes = Annotated[
 ]
 
 
+def _positive(value: float) -> float:
+    if not 0 < value <= LONGEST_DRAIN_S:
+        raise typer.BadParameter(f"{value} is not more than 0 and at most {LONGEST_DRAIN_S}.")
+    return value
+
+
+DrainTime = Annotated[
+    float,
+    typer.Option(
+        "--drain-s",
+        envvar="HALFNOTE_DRAIN_S",
+        help="seconds in which calls may end after SIGTERM; more than 0, at most 86,400",
+        callback=_positive,
+    ),
+]
+
+
 def rocketmq(
     url: Url = DEFAULT_URL,
     host: Host = "127.0.0.1",
@@ -113,6 +132,7 @@ def rocketmq(
     max_settings_bytes: SettingsBytes = SETTINGS_BYTES,
     max_settings_per_minute: SettingsPerMinute = SETTINGS_PER_MINUTE,
     max_buffered_bytes: BufferedBytes = BUFFERED_BYTES,
+    drain_s: DrainTime = DRAIN_S,
     remoting_port: RemotingPort = None,
     remoting_address: RemotingAddress = None,
     operations_port: OperationsPort = None,
@@ -165,6 +185,7 @@ def rocketmq(
             max_settings_bytes,
             max_settings_per_minute,
             max_buffered_bytes,
+            drain_s,
         ),
         certificate=certificate,
         remoting_port=remoting_port,

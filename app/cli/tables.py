@@ -46,7 +46,11 @@ def print_fields(fields: Mapping[str, str | None]) -> None:
 
 def print_new_secret(answer: dict[str, Any]) -> None:
     """Print the answer of a secret's rotation."""
-    print_fields({"secret": answer["secret"], "the former signs until": moment(answer["former_signs_until"])})
+    until = moment(answer["former_signs_until"])
+    # Absent from the answer of an older service.
+    earlier = answer.get("earlier_signs_until")
+    fields = {"secret": answer["secret"], "the former signs until": until}
+    print_fields(fields if earlier is None else {**fields, "an earlier one signs until": moment(earlier)})
 
 
 def reset_line(answer: dict[str, Any]) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ class RequestLimits:
     `body_bytes`: of one message. `arrives_s`: seconds from the beginning of a request to its last byte. `connections`:
     of each port. `topics`: that a client may name as producer and consumer. `settings_bytes`: of one message of a
     stream of settings. `settings_per_minute`: messages of one such stream. `buffered_bytes`: of requests and claimed
-    messages of all clients together.
+    messages of all clients together. `drain_s`: seconds in which calls may end when the gateway stops.
     """
 
     body_bytes: int
@@ -20,3 +20,4 @@ class RequestLimits:
     settings_bytes: int
     settings_per_minute: int
     buffered_bytes: int
+    drain_s: float = 8.0

@@ -43,8 +43,6 @@ IDLE_MS = 120_000
 STREAMS_MAX = 1000
 # For each connection that the gateway takes: a stream of settings, and receives that wait, one for each topic.
 CALLS_PER_CONNECTION = 16
-# Calls may end in this time after a signal.
-GRACE_S = 5.0
 # The logger of gRPC, and its error when it cannot send an answer because the call has ended.
 GRPC_LOGGER, NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError"
 
@@ -125,11 +123,11 @@ async def serve_gateway(options: GatewayOptions) -> None:
     finally:
         operations.ready = False
         await checks.stop()
-        await remoting.stop()
         renewing.cancel()
         clients.close()
         service.stop()
-        await server.stop(GRACE_S)
+        # At the same time, so that the process ends after one drain.
+        await asyncio.gather(remoting.stop(), server.stop(options.limits.drain_s))
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing

@@ -48,7 +48,7 @@ from app.schemas.producer_groups import (
     UrlState,
 )
 from app.schemas.totals import COUNTED_MOST, total_of
-from app.secrets.signatures import Secret, dump, new_secret, rotated, signs
+from app.secrets.signatures import Secret, dump, new_secret, overlap_end, rotated, signs
 from app.secrets.vault import GROUP_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
@@ -138,18 +138,20 @@ async def _store(
                     f"`{name}` was changed at the same time. Repeat the request.", retry_after_s=1
                 )
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
+        reset = reset_fields(changed, wanted)
         if fresh or changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
             said["check_urls"] = [without_query(url) for url in wanted.check_urls]
-            await record(connection, audit_entry(caller, "producer_group.put", name, new=fresh, asked=said), now)
+            fields: dict[str, Any] = {} if fresh else {"changed": changed, "reset": reset}
+            entry = audit_entry(caller, "producer_group.put", name, new=fresh, asked=said, **fields)
+            await record(connection, entry, now)
         await forget_urls(connection, name, shape.check_urls)
         # A producer registers when it starts, so it can answer now.
         await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
         # A patch leaves out what is to stay.
-        reset = reset_fields(changed, wanted) if base is None else []
-        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset)
+        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset if base is None else [])
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
 
@@ -306,7 +308,8 @@ async def rotate_secret(
 ) -> NewSecret:
     """Create a new secret, shown only in this answer.
 
-    For 24 hours the old secret signs as well, so that receivers can be changed.
+    For 24 hours the old secret signs as well, so that receivers can be changed. This also holds for an old secret that
+    another person was shown a moment ago: `earlier_signs_until` is set then.
     """
     now = runtime.clock.now()
     secret = new_secret()
@@ -314,16 +317,23 @@ async def rotate_secret(
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
-        secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
+        former = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
+        secrets = rotated(former, secret, now)
         seal = Seal(runtime.vault, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
         await record(connection, audit_entry(caller, "producer_group.rotate_secret", name, **dict(note)), now)
     response.headers["cache-control"] = "no-store"
-    return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
+    return NewSecret(
+        secret=secret, former_signs_until=overlap_end(secrets, now), earlier_signs_until=overlap_end(former, now)
+    )
 
 
-def _former_until(secrets: list[Secret]) -> datetime | None:
-    return max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
+async def former_signs_until(name: str, runtime: Runtime, caller: Caller) -> datetime | None:
+    """Return until when a former secret signs; None: none does, or the secrets cannot be read. Raises GroupUnknown."""
+    caller.must_have_group(name)
+    async with runtime.request_pool.connection() as connection:
+        group = await _known(connection, name)
+    return overlap_end(_readable(runtime, group), runtime.clock.now())
 
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:

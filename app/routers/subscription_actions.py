@@ -19,7 +19,7 @@ from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, NamePath
 from app.schemas.producer_groups import NewSecret
 from app.schemas.subscriptions import SubscriptionAnswer, TestAnswer
-from app.secrets.signatures import dump, new_secret, rotated
+from app.secrets.signatures import dump, new_secret, overlap_end, rotated
 from app.secrets.vault import SUBSCRIPTION_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
@@ -139,7 +139,8 @@ async def post_rotate_secret(
 ) -> NewSecret:
     """Create a new secret, shown only in this answer.
 
-    For 24 hours the old secret signs as well, so that receivers can be changed. The scope of a subscriber's key must
+    For 24 hours the old secret signs as well, so that receivers can be changed. This also holds for an old secret that
+    another person was shown a moment ago: `earlier_signs_until` is set then. The scope of a subscriber's key must
     include every topic of the subscription, because the secret signs messages of all of them.
     """
     caller.must_have_subscription(name)
@@ -159,8 +160,24 @@ async def post_rotate_secret(
         await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
         await record(connection, audit_entry(caller, "subscription.rotate_secret", name, **dict(note)), now)
     response.headers["cache-control"] = "no-store"
-    until = max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
-    return NewSecret(secret=secret, former_signs_until=until)
+    return NewSecret(
+        secret=secret, former_signs_until=overlap_end(secrets, now), earlier_signs_until=overlap_end(former, now)
+    )
+
+
+async def former_signs_until(name: str, runtime: Runtime, caller: Caller) -> datetime | None:
+    """Return until when a former secret signs; None: none does, or the secrets cannot be read.
+
+    Raises SubscriptionUnknown.
+    """
+    caller.must_have_subscription(name)
+    async with runtime.request_pool.connection() as connection:
+        subscription = await known(connection, name)
+    try:
+        secrets = runtime.vault.secrets(SUBSCRIPTION_SECRETS, name, subscription.secrets)
+    except SecretsUnreadable:
+        return None
+    return overlap_end(secrets, runtime.clock.now())
 
 
 async def _set_state(

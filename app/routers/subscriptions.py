@@ -164,7 +164,7 @@ async def _store(
             created = await _create(runtime, connection, wanted, shape, granted, now)
             if created is not None:
                 answer, made = created
-                await record(connection, _put_act(caller, name, wanted, new=True), now)
+                await record(connection, _put_act(caller, name, wanted), now)
                 return _created(answer, None if dry_run else made, 201)
             # Another request created it at the same time.
             stored = await store.one(connection, name, lock=True)
@@ -174,7 +174,7 @@ async def _store(
         caller.must_cover_topics(stored.topics)
         answer, made = await _change(runtime, connection, wanted, shape, granted, stored, now)
         if answer.changed:
-            await record(connection, _put_act(caller, name, wanted, new=False, reason=reason), now)
+            await record(connection, _put_act(caller, name, wanted, answer, reason=reason), now)
         if base is not None:
             # A patch leaves out what is to stay.
             answer = answer.model_copy(update={"reset": []})
@@ -264,14 +264,26 @@ async def delete_subscription(name: NamePath, runtime: RuntimeDep, caller: Calle
             await known(connection, name)
 
 
-def _put_act(caller: Caller, name: str, wanted: SubscriptionPut, *, new: bool, reason: str | None = None) -> Act:
-    """Return the audit detail of a PUT. Of a destination only the address, because a destination may hold secrets."""
+def _put_act(
+    caller: Caller,
+    name: str,
+    wanted: SubscriptionPut,
+    changed: SubscriptionChanged | None = None,
+    *,
+    reason: str | None = None,
+) -> Act:
+    """Return the audit row of a PUT or PATCH. `changed`: the answer, unless the subscription is new.
+
+    Of a destination only the address, because a destination may hold secrets, and the names of what changed.
+    """
     asked = wanted.model_dump(mode="json", exclude={"destination"}, exclude_unset=True)
     to = wanted.destination.model_dump(mode="json", include={"type", "url", "bootstrap"})
     if "url" in to:
         to["url"] = without_query(to["url"])
-    why = {} if reason is None else {"reason": reason}
-    return audit_entry(caller, "subscription.put", name, new=new, asked=asked, destination=to, **why)
+    fields: dict[str, Any] = {} if changed is None else {"changed": changed.changed, "reset": changed.reset}
+    return audit_entry(
+        caller, "subscription.put", name, new=changed is None, asked=asked, destination=to, **fields, reason=reason
+    )
 
 
 async def _start(connection: Connection, wanted: SubscriptionPut) -> int:

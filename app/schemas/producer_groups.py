@@ -278,3 +278,7 @@ class NewSecret(BaseModel):
 
     secret: str = Field(description="shown this once", examples=["whsec_" + "M" * 43 + "="])
     former_signs_until: datetime | None = Field(description="until then the former secret signs as well")
+    earlier_signs_until: datetime | None = Field(
+        description="not null: the former secret was less than 24 hours old, and until then one that is older signs as "
+        "well. Another person may have given the former secret to receivers: they need the new one too"
+    )

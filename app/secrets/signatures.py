@@ -104,6 +104,12 @@ def rotated(stored: Sequence[Secret], secret: str, now: datetime) -> list[Secret
     return [Secret(secret), *(old for old in former if old.expires_at is not None and old.expires_at > now)]
 
 
+def overlap_end(stored: Sequence[Secret], now: datetime) -> datetime | None:
+    """Return until when former secrets sign beside the current one; None: the current one alone signs."""
+    ends = [known.expires_at for known in stored if known.expires_at is not None]
+    return max((end for end in ends if end > now), default=None)
+
+
 def signs(stored: Sequence[Secret], secret: str, now: datetime) -> bool:
     """Return whether a secret is one of those that sign now.
 

@@ -352,6 +352,64 @@ topics: [{name}.no, no]
     assert (twice.code, "is declared twice: also at" in twice.err) == (2, True)
 
 
+@pytest.fixture
+def folders(tmp_path: Path, name: str) -> Path:
+    """A folder with a group in a file of its own, and another group in a subfolder."""
+    folder = tmp_path / "declared"
+    (folder / "shop" / "eu").mkdir(parents=True)
+    for file, group in ((folder / "a.yaml", name), (folder / "shop" / "eu" / "b.yaml", f"{name}.eu")):
+        file.write_text(f"groups: {{{group}: {{check_urls: ['http://127.0.0.1:9/check']}}}}")
+    return folder
+
+
+def test_pruning_by_a_folder_does_not_delete_what_its_subfolders_declare(run: Run, folders: Path, name: str) -> None:
+    made = run("apply", "-f", str(folders), "-f", str(folders / "shop" / "eu"), "--secrets-out", "-")
+    assert made.code == 0, made.err
+    before = everything(run)
+    for options in (["--yes"], ["--dry-run"]):
+        refused = run("apply", "-f", str(folders), "--prune", *options)
+        assert (refused.code, everything(run)) == (2, before)
+        assert f"{folders / 'shop' / 'eu' / 'b.yaml'} is in a subfolder" in refused.err
+        assert "--recursive" in refused.err
+    assert run("apply", "-f", str(folders), "--recursive", "--prune", "--yes").code == 0
+    assert {one["name"] for one in run("groups", "list", "--json").json} >= {name, f"{name}.eu"}
+    # Named apart, a subfolder is read as well.
+    apart = run("apply", "-f", str(folders), "-f", str(folders / "shop" / "eu"), "--prune", "--yes")
+    assert apart.code == 0, apart.err
+
+
+@pytest.mark.slow
+def test_subfolders_are_read_if_asked_for(run: Run, folders: Path, name: str, tmp_path: Path) -> None:
+    # As Kubernetes mounts a ConfigMap: the files are links into a hidden folder.
+    hidden = folders / "..2026_11_29"
+    hidden.mkdir()
+    (hidden / "c.yaml").write_text(f"topics: [{name}.order]")
+    (folders / "..data").symlink_to(hidden.name)
+    (folders / "c.yaml").symlink_to("..data/c.yaml")
+    (folders / "linked").symlink_to(folders / "shop")
+    (folders / "shop" / "up").symlink_to(folders)
+    dry = run("apply", "-f", str(folders), "--dry-run")
+    assert [line for line in dry.out.splitlines() if line.startswith("+")] == [
+        f"+ topic {name}.order",
+        f"+ group {name}",
+    ]
+    dry = run("apply", "-f", str(folders), "-R", "--dry-run")
+    assert [line for line in dry.out.splitlines() if line.startswith("+")] == [
+        f"+ topic {name}.order",
+        f"+ group {name}",
+        f"+ group {name}.eu",
+    ]
+    # Without its subfolders, the folder of a ConfigMap may prune.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "..data").symlink_to(hidden)
+    (alone / "c.yaml").symlink_to("..data/c.yaml")
+    pruned = run("apply", "-f", str(alone), "--prune", "--dry-run")
+    assert pruned.code == 3, pruned.err
+    only_below = run("apply", "-f", str(folders / "shop"), "--dry-run")
+    assert (only_below.code, "--recursive" in only_below.err) == (2, True)
+
+
 @pytest.mark.slow
 def test_it_reads_stdin_and_prints_json(run: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(declared(name)))

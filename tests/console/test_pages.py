@@ -2,7 +2,7 @@
 
 import csv
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import escape, unescape
 from io import StringIO
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from app.console.acts import dead_letters as dead_letter_acts
+from app.console.rendering import exact
 from app.console.site import PAGES
 from app.database.connection import Connection
+from app.runtime.state import Runtime
 from tests.support.console_forms import FORM, send, submit, token_of
 from tests.support.dead_letters import AT, bury, committed, subscription
 from tests.support.proof_runs import DAY, find, reconciled
@@ -807,3 +809,37 @@ async def test_no_page_names_another_host(client: httpx.AsyncClient, path: str) 
         assert found.status_code == 200
         cached = await client.get(file, headers={"if-none-match": found.headers["etag"]})
         assert cached.status_code == 304
+
+
+@pytest.mark.parametrize("kind", ["subscriptions", "producer-groups"])
+async def test_a_second_rotation_within_a_day_says_that_the_first_ends(
+    client: httpx.AsyncClient, runtime: Runtime, kind: str
+) -> None:
+    await subscription(client, "mailer")
+    await client.put("/producer-groups/mailer", json={"check_urls": ["http://127.0.0.1:9/check"]})
+    path = f"/console/{kind}/mailer/do/rotate-secret"
+    runtime.clock.fixed = at = datetime.now(UTC)
+
+    async def preview() -> str:
+        return unescape((await client.get(path, headers=FORM)).text)
+
+    warning = "The current secret is less than 24 hours old"
+    assert warning not in await preview()
+    first = await submit(client, path, reason="it leaked")
+    assert "signs until" not in first.text
+    shown = await preview()
+    ends_at = exact(at + timedelta(hours=24))
+    assert warning in shown
+    assert f"<dt>a former secret signs until</dt><dd>{ends_at}</dd>" in shown
+    assert "whsec_" not in shown
+    runtime.clock.fixed = at + timedelta(hours=23)
+    # The other person may have opened the preview before the first rotation, so the answer says it as well.
+    second = await submit(client, path, reason="it leaked, too")
+    assert f"<dt>an earlier secret signs until</dt><dd>{ends_at}</dd>" in unescape(second.text)
+    answer = (await client.post(f"/{kind}/mailer/rotate-secret")).json()
+    ends = [datetime.fromisoformat(answer[name]) - at for name in ("earlier_signs_until", "former_signs_until")]
+    # Of the earlier ones the one that signs longest.
+    assert ends == [timedelta(hours=47), timedelta(hours=47)]
+    runtime.clock.fixed = at + timedelta(hours=48)
+    assert warning not in await preview()
+    assert (await client.post(f"/{kind}/mailer/rotate-secret")).json()["earlier_signs_until"] is None

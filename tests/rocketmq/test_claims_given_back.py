@@ -303,17 +303,14 @@ async def test_a_send_is_answered_and_a_pull_ended_as_a_gateway_stops(service: R
         await idle.close()
 
 
-async def test_a_request_that_is_not_answered_in_time_keeps_no_gateway(
-    service: RefusingService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "GRACE_S", 0.1)
+async def test_a_request_that_is_not_answered_in_time_keeps_no_gateway(service: RefusingService) -> None:
     sending, ended = asyncio.Event(), asyncio.Event()
 
     async def hold_until_the_connection_ended() -> None:
         sending.set()
         await ended.wait()
 
-    async with remoting_over(service) as (gateway, port):
+    async with remoting_over(service, drain_s=0.1) as (gateway, port):
         peer = await RemotingPeer.connect(port)
         assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
         service.before["messages"] = hold_until_the_connection_ended

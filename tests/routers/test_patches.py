@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from app.database.connection import Connection
@@ -23,6 +24,13 @@ PUT: dict[str, Any] = {
     "timeout_s": 3.0,
     "retry": [1, 60],
     "expire_after_s": 3600,
+}
+
+BANK: dict[str, Any] = {
+    "check_urls": ["http://127.0.0.1:9/check"],
+    "interval_s": 45,
+    "max_checks": 3,
+    "on_exhausted": "park",
 }
 
 
@@ -141,3 +149,36 @@ async def test_a_group_keeps_what_a_patch_leaves_out(
         refused = await client.patch("/producer-groups/bank", json={"check_urls": ["ftp://x"]})
         assert refused.json()["field"] == "check_urls[0]"
         assert (await client.patch("/producer-groups/nobody", json={})).status_code == 404
+
+
+async def test_the_audit_says_what_a_change_reset_and_that_a_secret_was_replaced(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    assert (await client.put("/producer-groups/bank", json=BANK)).status_code == 201
+    secret, header = "whsec_" + "U2VjcmV0LW9mLW9yZGVyLTEwMzAtbm90LXRv", "Bearer an0ther"
+    written = []
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("PATCH", "/subscriptions/mailer", {"rate_per_s": None, "filters": {"headers": None}, "timeout_s": 4}),
+        ("PATCH", "/subscriptions/mailer", {"destination": {"secret": secret, "headers": {"authorization": header}}}),
+        ("PUT", "/subscriptions/mailer", {**PUT, "expire_after_s": None, "filters": {"tags": ["created"]}}),
+        ("PATCH", "/producer-groups/bank", {"max_checks": None, "interval_s": 60}),
+        ("PATCH", "/producer-groups/bank", {"secret": secret}),
+        ("PUT", "/producer-groups/bank", {"check_urls": BANK["check_urls"], "interval_s": 60}),
+    ]
+    for method, path, body in changes:
+        answer = await client.request(method, path, json=body)
+        assert answer.status_code == 200, answer.text
+        [detail] = await db.fetch("select detail from audit order by audit_id desc limit 1")
+        assert secret not in detail["detail"]
+        assert "Bearer" not in detail["detail"]
+        said = msgspec.json.decode(detail["detail"])
+        written.append((said["changed"], said["reset"]))
+    assert written == [
+        (["filters.headers", "rate_per_s", "timeout_s"], ["filters.headers", "rate_per_s"]),
+        (["destination.secret", "destination.headers"], []),
+        (["rate_per_s", "timeout_s", "expire_after_s", "destination.headers"], []),
+        (["interval_s", "max_checks"], ["max_checks"]),
+        (["secret"], []),
+        (["on_exhausted"], ["on_exhausted"]),
+    ]

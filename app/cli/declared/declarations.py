@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from app.cli.declared import secret_references
+from app.cli.declared.folders import SUFFIXES, files_of
 from app.cli.declared.yaml_lines import Document, documents
 from app.cli.declared.yaml_lines import Path as Place
 from app.cli.errors import WRONG_USAGE, Refusal
@@ -25,7 +26,6 @@ from app.topic_patterns import RESERVED, is_reserved
 SECTIONS = ("topics", "groups", "subscriptions", "keys")
 # Ignored, for anchors.
 EXTENSION = "x-"
-SUFFIXES = (".yaml", ".yml", ".json")
 MODELS: dict[str, type[BaseModel]] = {"groups": GroupPut, "subscriptions": SubscriptionPut, "keys": ApiKeyPost}
 DESTINATIONS: dict[str, type[BaseModel]] = {
     "webhook": WebhookPut,
@@ -66,27 +66,49 @@ class Declarations:
         return [one for one in self.resources.values() if one.section == section]
 
 
-def read(files: Sequence[Path]) -> Declarations:
-    """Read and check files, folders of files, and `-` for stdin. Raises Refusal."""
+def read(files: Sequence[Path], *, recursive: bool = False, prune: bool = False) -> Declarations:
+    """Read and check files, folders of files, and `-` for stdin. `recursive`: also the subfolders of folders.
+
+    Raises Refusal, with `prune` also for a file of a subfolder that is not read: what it declares would be deleted.
+    """
     declarations = Declarations()
-    for source, text in _texts(files):
-        for document in documents(text, source):
+    sources = [one for file in files for one in _sources(file, recursive=recursive)]
+    if prune and not recursive:
+        _refuse_unread(files, sources)
+    for one in sources:
+        source, load = ("stdin", sys.stdin.read) if str(one) == "-" else (str(one), partial(one.read_text, "utf-8"))
+        for document in documents(_text(source, load), source):
             _add(declarations, document)
     if not declarations.sections:
         raise Refusal(f"The files declare nothing: a file has one of {_listed(SECTIONS)}.", code=WRONG_USAGE)
     return declarations
 
 
-def _texts(files: Sequence[Path]) -> Iterable[tuple[str, str]]:
-    for file in files:
-        if str(file) == "-":
-            yield "stdin", _text("stdin", sys.stdin.read)
-            continue
-        found = sorted(one for one in file.iterdir() if one.suffix in SUFFIXES) if file.is_dir() else [file]
-        if not found:
-            raise Refusal(f"{file} has no file that ends in {_listed(SUFFIXES)}.", code=WRONG_USAGE)
-        for one in found:
-            yield str(one), _text(str(one), partial(one.read_text, encoding="utf-8"))
+def _sources(file: Path, *, recursive: bool) -> list[Path]:
+    if not _is_folder(file):
+        return [file]
+    found = files_of(file, recursive=recursive)
+    if found:
+        return found
+    below = "" if recursive else " Its subfolders are read with --recursive."
+    raise Refusal(f"{file} has no file that ends in {_listed(SUFFIXES)}.{below}", code=WRONG_USAGE)
+
+
+def _refuse_unread(files: Sequence[Path], sources: Sequence[Path]) -> None:
+    """Raise Refusal if a folder has a file in a subfolder that is not one of the sources."""
+    known = {one.resolve() for one in sources}
+    for folder in filter(_is_folder, files):
+        for one in files_of(folder, recursive=True):
+            if one.resolve() not in known:
+                raise Refusal(
+                    f"Nothing was changed. {one} is in a subfolder, which is not read, and --prune would delete what "
+                    "it declares.\n  Add --recursive, or name each file or folder by -f.",
+                    code=WRONG_USAGE,
+                )
+
+
+def _is_folder(file: Path) -> bool:
+    return str(file) != "-" and file.is_dir()
 
 
 def _text(source: str, read: Callable[[], str]) -> str:

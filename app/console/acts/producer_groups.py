@@ -5,9 +5,10 @@ from typing import Any
 from starlette.responses import Response
 
 from app.console.acts.act import ConsoleAct, Done, Preview, note_of
+from app.console.acts.rotation import overlap_of, with_overlap
 from app.console.rendering import command, link
 from app.console.visit import Visit
-from app.routers.producer_groups import get_group, rotate_secret, test_group
+from app.routers.producer_groups import former_signs_until, get_group, rotate_secret, test_group
 
 _PATH = "/console/producer-groups/{name}/do"
 
@@ -35,12 +36,14 @@ async def _test(visit: Visit, reason: str) -> Done:
 
 async def _rotate_preview(visit: Visit) -> Preview:
     effect = "A new secret is made and shown once. For 24 hours the former secret signs checks as well."
-    return await _preview(visit, effect, "rotate-secret")
+    until = await former_signs_until(visit.path["name"], visit.runtime, visit.caller)
+    return with_overlap(await _preview(visit, effect, "rotate-secret"), until)
 
 
 async def _rotate(visit: Visit, reason: str) -> Done:
     made = await rotate_secret(visit.path["name"], visit.runtime, visit.caller, Response(), note_of(reason))
-    return Done("The new secret signs now.", link("producer-groups", visit.path["name"]), secret=made.secret)
+    back = link("producer-groups", visit.path["name"])
+    return Done("The new secret signs now.", back, secret=made.secret, results=overlap_of(made))
 
 
 ACTS = [

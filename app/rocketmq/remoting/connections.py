@@ -25,8 +25,6 @@ IDLE_S = 120.0
 FRAME_ROOM_BYTES = 2 * 1024 * 1024
 # A frame is read in parts of this size. A part waits in the process for its room, those after it at the client.
 PART_BYTES = 16 * 1024
-# How long requests that were read may be answered when the gateway stops.
-GRACE_S = 5.0
 # Requests of a connection that are not answered yet; more are read when one is answered. Pulls wait for messages, so
 # they have a limit of their own.
 REQUESTS_MAX = 256
@@ -59,6 +57,7 @@ class RemotingConnection:
     ) -> None:
         self._reader, self._writer, self._metrics, self._buffers = reader, writer, metrics, buffers
         self._frame_limit, self._arrives_s = limits.body_bytes + FRAME_ROOM_BYTES, limits.arrives_s
+        self._drain_s = limits.drain_s
         self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
         self._number = next(_numbers)
@@ -122,7 +121,7 @@ class RemotingConnection:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self) -> None:
-        """Read no more requests, and end the connection when those that were read are answered, or after GRACE_S."""
+        """Read no more requests. End the connection when those that were read are answered, or after the drain."""
         if self._reading is not None:
             self._reading.cancel()
 
@@ -155,12 +154,15 @@ class RemotingConnection:
     async def _answer_rest(self) -> None:
         self._end_pulls()
         with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(self._drain_s):
                 if self._tasks:
                     await asyncio.wait(self._tasks)
                 # What is written goes out first.
                 self._writer.close()
                 await self._writer.wait_closed()
+        # As gRPC does: what still waits for the service would keep the process after its drain.
+        for task in self._tasks:
+            task.cancel()
 
     def _end_pulls(self) -> None:
         for pull in self._pulls:

@@ -1,0 +1,130 @@
+"""`halfnote rocketmq --drain-s`: how long calls of both protocols may be answered after SIGTERM."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import annotated_types
+import grpc.aio
+import pytest
+
+from app.cli import rocketmq
+from app.config import Settings
+from app.rocketmq.protocol.service_pb2 import SendMessageRequest
+from tests.support.cli_runs import Run, run_alone
+from tests.support.gateway import WITHIN_S, GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.remoting import RemotingPeer
+
+__all__ = ["run_alone"]
+
+# The time that gateways had before there was an option.
+FORMER_S = 5.0
+
+
+class SlowService:
+    """A service that answers a call when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Semaphore(0)
+        self.answers = asyncio.Event()
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one call."""
+        await reader.readuntil(b"\r\n\r\n")
+        self.asked.release()
+        await self.answers.wait()
+        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+
+@asynccontextmanager
+async def slow_service() -> AsyncIterator[SlowService]:
+    """Run a slow service."""
+    service = SlowService()
+    async with await asyncio.start_server(service.serve, "127.0.0.1", 0) as server:
+        service.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield service
+        finally:
+            service.answers.set()
+
+
+@asynccontextmanager
+async def two_sends(gateway: GatewayProcess, service: SlowService) -> AsyncIterator[list["asyncio.Task[object]"]]:
+    """Send over gRPC and over remoting; yield both calls when the service has been asked for both."""
+    peer = await RemotingPeer.connect(gateway.remoting_port)
+    async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+        request = SendMessageRequest(messages=[message_of("order", b"x")])
+        calls: list[asyncio.Task[object]] = [
+            asyncio.create_task(RocketClient(channel).call("SendMessage", request)),
+            asyncio.create_task(peer.send(b"x")),
+        ]
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                for _ in calls:
+                    await service.asked.acquire()
+            yield calls
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await peer.close()
+
+
+async def test_calls_of_both_protocols_are_answered_during_the_drain(tmp_path: Path) -> None:
+    async with slow_service() as service:
+        gateway = GatewayProcess(tmp_path, service.url, "--remoting-port", "0", "--drain-s", "50")
+        await gateway.start()
+        assert gateway.process is not None
+        try:
+            async with two_sends(gateway, service) as calls:
+                gateway.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(FORMER_S + 1.5)
+                assert not any(call.done() for call in calls)
+                service.answers.set()
+                by_grpc, by_remoting = await asyncio.gather(*calls)
+                assert codes_of([by_grpc]) == ["PROXY_TIMEOUT"]
+                assert by_remoting is not None
+            assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
+        finally:
+            gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+async def test_a_gateway_ends_after_its_drain(tmp_path: Path, by_environment: bool) -> None:
+    drain_s = 2.0
+    arguments = () if by_environment else ("--drain-s", str(drain_s))
+    environment = {"HALFNOTE_DRAIN_S": str(drain_s)} if by_environment else {}
+    async with slow_service() as service:
+        gateway = GatewayProcess(tmp_path, service.url, "--remoting-port", "0", *arguments, **environment)
+        await gateway.start()
+        assert gateway.process is not None
+        try:
+            async with two_sends(gateway, service):
+                begun = time.monotonic()
+                gateway.process.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
+                # Both protocols drain at the same time, and what still waits for the service is given up.
+                assert drain_s <= time.monotonic() - begun < drain_s + FORMER_S
+        finally:
+            gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "86401"])
+def test_the_option_has_the_limits_of_the_setting(value: str, run_alone: Run) -> None:
+    with pytest.raises(ValueError, match="drain_s"):
+        Settings.model_validate({"database_url": "postgresql://h/d", "drain_s": value})
+    refusal = run_alone("rocketmq", "--drain-s", value)
+    assert (refusal.code, "--drain-s" in refusal.err) == (2, True)
+
+
+def test_the_option_has_the_default_of_the_setting() -> None:
+    setting = Settings.model_fields["drain_s"]
+    [most] = [one.le for one in setting.metadata if isinstance(one, annotated_types.Le)]
+    assert (setting.default, most) == (rocketmq.DRAIN_S, rocketmq.LONGEST_DRAIN_S)
