@@ -31,7 +31,7 @@ BREAK_NOTICED_S = 90.0
 AT_ONCE = 16
 
 
-class Stream:
+class ConnectionTimes:
     """What is known of the connection by which a client is connected, in monotonic seconds.
 
     `ended_at`: when it ended; None: it has not. `arrived_at`: what was written until then has arrived.
@@ -45,7 +45,7 @@ class Stream:
 class SentAnswer:
     """An answer with messages to a client, and the stream by which this one was connected as it was written."""
 
-    def __init__(self, stream: Stream | None) -> None:
+    def __init__(self, stream: ConnectionTimes | None) -> None:
         self._stream = stream
         # When its end was written; until then a break ends the call.
         self._written_at: float | None = None
