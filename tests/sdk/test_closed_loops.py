@@ -186,6 +186,7 @@ async def test_a_message_of_a_task_that_is_over_is_given_back() -> None:
 async def test_a_close_waits_no_longer_than_the_message_in_the_body_is_held(
     kind: type[Consumer | SyncConsumer], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = {*threading.enumerate()}
     made = Looping(kind, how, invisible_s=1)
     work = asyncio.create_task(made.run())
     await until(made.began.is_set)
@@ -205,4 +206,5 @@ async def test_a_close_waits_no_longer_than_the_message_in_the_body_is_held(
     if not how:
         assert made.settled()[0] == ["h1"]
     assert ("h2", False) in made.settled()[1]
-    assert [one.name for one in threading.enumerate() if one.name.startswith("halfnote-leases")] == []
+    left = {*threading.enumerate()} - before
+    assert [one.name for one in left if one.name.startswith("halfnote-leases")] == []

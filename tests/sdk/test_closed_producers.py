@@ -85,21 +85,27 @@ def ending(service: Service, count: int, **options: Any) -> SyncTransactionProdu
     return producer
 
 
-def of_producers() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("halfnote")]
+@pytest.fixture
+def before() -> set[threading.Thread]:
+    """The threads that other tests left."""
+    return {*threading.enumerate()}
+
+
+def of_producers(before: set[threading.Thread]) -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("halfnote") and one not in before]
 
 
 @pytest.mark.parametrize("batching", [True, False])
 @pytest.mark.parametrize("grace_s", [0.0, 0.2, 2 * ATTEMPT_S])
 def test_no_thread_is_left_while_the_service_gives_no_answer(
-    service: Service, caplog: pytest.LogCaptureFixture, grace_s: float, batching: bool
+    service: Service, caplog: pytest.LogCaptureFixture, before: set[threading.Thread], grace_s: float, batching: bool
 ) -> None:
     producer = ending(service, 3, batching=batching)
     began = time.monotonic()
     producer.close(grace_s)
     # For a busy machine.
     assert time.monotonic() - began < max(grace_s, ATTEMPT_S) + 1
-    assert of_producers() == []
+    assert of_producers(before) == []
     asked = service.ends()
     time.sleep(ATTEMPT_S)
     assert service.ends() == asked
@@ -108,11 +114,11 @@ def test_no_thread_is_left_while_the_service_gives_no_answer(
 
 
 def test_what_waits_is_sent_in_one_request_before_the_close_ends(
-    service: Service, caplog: pytest.LogCaptureFixture
+    service: Service, caplog: pytest.LogCaptureFixture, before: set[threading.Thread]
 ) -> None:
     producer = ending(service, 20)
     service.answers.set()
     producer.close()
-    assert of_producers() == []
+    assert of_producers(before) == []
     assert [path for path in service.asked if path != "/half"] == ["/end", "/ends"]
     assert "left to check-back" not in caplog.text
