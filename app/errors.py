@@ -389,6 +389,16 @@ class DayGone(Problem):
     status, slug, title = 410, "day-gone", "The day is gone"
 
 
+class SubscriptionExists(Problem):
+    """The request has `If-None-Match: *`, so it only creates, and there is a subscription with this name.
+
+    Nothing was changed. `GET /subscriptions/{name}` shows it; the same PUT without the header changes it, and a PATCH
+    changes some fields.
+    """
+
+    status, slug, title = 412, "subscription-exists", "The subscription exists"
+
+
 class BodyTooLarge(Problem):
     """The request body is over the limit (`limit_bytes`, HALFNOTE_BODY_LIMIT_BYTES).
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import ClientType, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
 from app.rocketmq.receiving import ClaimedOrphan, orphaned
+from app.rocketmq.renewals import ConnectionTimes
 
 # Commands that wait for a client which does not read. More are not sent to it.
 WAITING_MAX = 200
@@ -24,6 +26,7 @@ class ConnectedClient:
         self.topics: dict[str, Resource] = {}
         # The filter expression that this client last gave, by subscription.
         self.expressions: dict[str, str] = {}
+        self.stream = ConnectionTimes()
         self.sends_transactions = False
         # Whether the client calls its handler in order; None: it has no settings yet.
         self.fifo: bool | None = None
@@ -56,6 +59,7 @@ class ConnectedClient:
 
     def left(self) -> None:
         """Note that the stream has ended: what waits is not taken any more."""
+        self.stream.ended_at = time.monotonic()
         # It is raised when nothing is left to take.
         with contextlib.suppress(ValueError):
             while True:

@@ -1,6 +1,7 @@
 """Calls of consumers: receive, acknowledge, give back, and dead letters."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -27,7 +28,7 @@ from app.rocketmq.protocol.service_pb2 import (
 )
 from app.rocketmq.receiving import delivered
 from app.rocketmq.refusals import OK_STATUS, CallRefused
-from app.rocketmq.renewals import Renewals
+from app.rocketmq.renewals import Renewals, SentAnswer
 from app.rocketmq.subscriptions import Shape, Subscriptions
 
 # RocketMQ's limits of the time for which a consumer holds a message.
@@ -84,9 +85,11 @@ class Consuming:
         # How many messages were passed on, the last of them perhaps in vain, and how many were read.
         passed, read, whole, body_bytes = 0, 0, False, 0
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
+        client = self._clients.get(call.client_id, call.keys)
+        sent = SentAnswer(None if client is None else client.stream)
         try:
             if request.auto_renew:
-                self._renewals.hold(handles, call.client_id, name, call.keys, held_s)
+                self._renewals.hold(handles, call.client_id, name, call.keys, held_s, sent)
             yield ReceiveMessageResponse(status=OK_STATUS)
             for one in claimed:
                 # Also before its translation: one that fails there must use up its attempts.
@@ -99,6 +102,8 @@ class Consuming:
             end.delivery_timestamp.GetCurrentTime()
             yield end
             whole = True
+            # gRPC has taken it. That the client gets it shows later.
+            sent.written(time.monotonic())
             size.sent(passed, body_bytes)
             size.arrived()
         finally:
@@ -180,6 +185,7 @@ class Consuming:
         """Settle messages; return a status of each. They are renewed until then, and while the consumer tries again."""
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
+        self._renewals.named(handles)
         try:
             refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
         except (CallRefused, asyncio.CancelledError):

@@ -83,8 +83,9 @@ class HalfnoteApi:
         *,
         wait_s: float = 0,
         buffered: BufferedBytes | None = None,
+        only_new: bool = False,
     ) -> bytes:
-        """Return the answer's body."""
+        """Return the answer's body. `only_new`: create, and change nothing that exists (`If-None-Match: *`)."""
         begun = time.monotonic()
         request = self._http.build_request(
             method,
@@ -95,6 +96,7 @@ class HalfnoteApi:
                 "accept-encoding": "identity",
                 **({} if content is None else {"content-type": "application/json"}),
                 **({"authorization": f"Bearer {key}"} if key else {}),
+                **({"if-none-match": "*"} if only_new else {}),
             },
             timeout=httpx.Timeout(ANSWER_S + wait_s, connect=CONNECT_S),
         )

@@ -10,7 +10,9 @@ from uuid import UUID
 
 _EPOCH = datetime(2021, 1, 1, tzinfo=UTC)
 _version_1 = re.compile(r"01[0-9A-Fa-f]{16}([0-9A-Fa-f]{8})[0-9A-Fa-f]{8}").fullmatch
-# Ids whose time cannot be used get the time of the request, in steps: a repeat within a step has the same id.
+# Ids whose time cannot be used get the time of the request, in steps: a repeat within a step has the same id. One that
+# comes after the step is a second message. A longer step would part fewer repeats from the first, but a new id must be
+# within the skew that Halfnote allows (HALFNOTE_ID_SKEW_S, 5 minutes by default).
 STEP_S = 120
 
 

@@ -24,8 +24,49 @@ LOOK_S = 5.0
 RENEWED_MOST_S = 3 * 3600.0
 # How long it renews after a settlement that was refused for now. Each further try begins this time again.
 TRIED_AGAIN_S = 60.0
+# A connection that breaks is noticed within this time: the server pings after 60 s and waits 20 s. An answer that was
+# written longer before has arrived.
+BREAK_NOTICED_S = 90.0
 # Requests at the same time, so that one that hangs holds up no other subscription.
 AT_ONCE = 16
+
+
+class ConnectionTimes:
+    """What is known of the connection by which a client is connected, in monotonic seconds.
+
+    `ended_at`: when it ended; None: it has not. `arrived_at`: what was written until then has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.ended_at: float | None = None
+        self.arrived_at = 0.0
+
+
+class SentAnswer:
+    """An answer with messages to a client, and the stream by which this one was connected as it was written."""
+
+    def __init__(self, stream: ConnectionTimes | None) -> None:
+        self._stream = stream
+        # When its end was written; until then a break ends the call.
+        self._written_at: float | None = None
+
+    def written(self, now: float) -> None:
+        """Note that the end of the answer was written."""
+        self._written_at = now
+
+    def arrived(self) -> None:
+        """Note that the client has it, and so all that the connection brought before."""
+        if self._stream is not None and self._written_at is not None:
+            self._stream.arrived_at = max(self._stream.arrived_at, self._written_at)
+        self._written_at = None
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the connection broke so soon after the answer that the client may not have it."""
+        if self._stream is None or self._stream.ended_at is None or self._written_at is None:
+            return False
+        since = max(self._stream.arrived_at, self._stream.ended_at - BREAK_NOTICED_S)
+        return self._written_at > since
 
 
 class ConnectedConsumers(Protocol):
@@ -37,7 +78,10 @@ class ConnectedConsumers(Protocol):
 
 @dataclass(slots=True)
 class HeldReceipt:
-    """A message that a push consumer works on. `tried_at`: when it last tried to settle it; None: it has not tried."""
+    """A message that a push consumer works on. `tried_at`: when it last tried to settle it; None: it has not tried.
+
+    `answer`: the answer that brought it; None: it has surely arrived.
+    """
 
     client_id: str
     subscription: str
@@ -46,6 +90,7 @@ class HeldReceipt:
     until: float
     held_s: float
     tried_at: float | None = None
+    answer: SentAnswer | None = None
 
 
 class Renewals:
@@ -61,11 +106,28 @@ class Renewals:
     def __contains__(self, handle: str) -> bool:
         return handle in self._held
 
-    def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys, held_s: float) -> None:
-        """Renew these handles, each time for `held_s` seconds, until they are settled or the client stays away."""
+    def hold(
+        self,
+        handles: Iterable[str],
+        client_id: str,
+        subscription: str,
+        keys: ApiKeys,
+        held_s: float,
+        answer: SentAnswer | None = None,
+    ) -> None:
+        """Renew these handles, each time for `held_s` seconds, until they are settled or the client stays away.
+
+        Those of an `answer` that may be lost are not renewed: the client would not know of them.
+        """
         now = time.monotonic()
         for handle in handles:
-            self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + held_s, held_s)
+            self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + held_s, held_s, answer=answer)
+
+    def named(self, handles: Iterable[str]) -> None:
+        """Note that a client named these handles, so that the answers that brought them have arrived."""
+        for handle in handles:
+            if (one := self._held.get(handle)) is not None and one.answer is not None:
+                one.answer.arrived()
 
     def settled(self, handles: Iterable[str]) -> None:
         """Renew these handles no more."""
@@ -102,6 +164,10 @@ class Renewals:
         for handle, one in list(self._held.items()):
             tried_long_ago = one.tried_at is not None and now - one.tried_at > TRIED_AGAIN_S
             if now > one.until or now - one.since > RENEWED_MOST_S or tried_long_ago:
+                del self._held[handle]
+            elif one.answer is not None and one.answer.may_be_lost:
+                # If the client has it all the same, it is settled in time, or comes again.
+                log.info("rocketmq_answer_may_be_lost", subscription=one.subscription)
                 del self._held[handle]
             elif one.until - now <= AHEAD_S and self._clients.get(one.client_id, one.keys) is not None:
                 due[one.subscription, one.keys, one.held_s].append(handle)

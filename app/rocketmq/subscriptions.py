@@ -72,6 +72,15 @@ class Subscriptions:
 
     async def _read(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str) -> Shape:
         shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters, start)
+        if shape is None:
+            # It was made meanwhile, by a person or another gateway. What they said of it stays.
+            shape = await self._found(name, keys)
+        if shape is None:
+            raise CallRefused(
+                Code.PROXY_TIMEOUT,
+                f"The subscription `{name}` was made and deleted meanwhile. Try again.",
+                for_now=True,
+            )
         if shape["destination"]["type"] != "pull":
             raise CallRefused(
                 Code.CONSUMER_GROUP_NOT_FOUND,
@@ -96,11 +105,19 @@ class Subscriptions:
         found: Shape = json.loads(answer)
         return found
 
-    async def _declared(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str) -> Shape:
+    async def _declared(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str) -> Shape | None:
+        """Make the subscription and return it; None: there is one by now."""
         content: dict[str, Any] = {"topics": [topic], "destination": {"type": "pull"}, "start": start}
         if filters is not None:
             content["filters"] = filters
-        answer = await self._api.call("PUT", path_of("subscriptions", name), keys.subscriber, content)
+        try:
+            answer = await self._api.call(
+                "PUT", path_of("subscriptions", name), keys.subscriber, content, only_new=True
+            )
+        except CallRefused as refused:
+            if refused.slug == "subscription-exists":
+                return None
+            raise
         log.info("rocketmq_subscription_declared", subscription=name, topic=topic, filters=filters)
         declared: Shape = json.loads(answer)
         return declared

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.database.connection import Connection
-from app.errors import SubscriptionUnknown
+from app.errors import SubscriptionExists, SubscriptionUnknown
 from app.runtime.state import Runtime
 from app.schemas.subscriptions import SubscriptionAnswer
 from app.secrets.signatures import public_key
@@ -26,6 +26,14 @@ async def known(connection: Connection, name: str, *, lock: bool = False) -> Sub
 def unknown(name: str) -> SubscriptionUnknown:
     """Return the problem of a name that no subscription has."""
     return SubscriptionUnknown(f"There is no subscription `{name}`. PUT /subscriptions/<name> creates one.")
+
+
+def exists(name: str) -> SubscriptionExists:
+    """Return the problem of a name that a subscription has, although it was to be new."""
+    return SubscriptionExists(
+        f"There is a subscription `{name}` already, and the request only creates one (If-None-Match: *). "
+        "GET /subscriptions/<name> shows it; a PUT without If-None-Match changes it."
+    )
 
 
 async def answers(

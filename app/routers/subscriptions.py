@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from app.errors import (
     DatabaseUnavailable,
     Invalid,
     SecretsUnreadable,
+    SubscriptionExists,
     SubscriptionUnknown,
 )
 from app.operations.audit import audit_entry
@@ -26,7 +27,7 @@ from app.permissions import Caller, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.list_order import next_rank, rank_of
 from app.routers.subscription_headers import with_headers
-from app.routers.subscription_lookup import answer_of, answers, fields_of, known
+from app.routers.subscription_lookup import answer_of, answers, exists, fields_of, known
 from app.routers.subscription_upsert import (
     Granted,
     ask_consent,
@@ -87,11 +88,24 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     summary="Create or change a subscription",
     responses={
         **_CREATED,
-        **problems(Invalid, AddressNotAllowed, ClientNotInstalled, ConsentRefused, SecretsUnreadable),
+        **problems(
+            SubscriptionExists, Invalid, AddressNotAllowed, ClientNotInstalled, ConsentRefused, SecretsUnreadable
+        ),
     },
 )
 async def put_subscription(
-    name: SubscriptionNamePath, wanted: SubscriptionPut, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+    name: SubscriptionNamePath,
+    wanted: SubscriptionPut,
+    runtime: RuntimeDep,
+    caller: CallerDep,
+    dry_run: DryRun = False,
+    if_none_match: Annotated[
+        str | None,
+        Header(
+            description="`*`: only create; if there is a subscription with this name, the answer is 412 and nothing "
+            "changes. Subscriptions have no entity tags, so another value has no effect"
+        ),
+    ] = None,
 ) -> SubscriptionChanged | JSONResponse:
     """Send committed messages of the topics to the destination.
 
@@ -104,7 +118,8 @@ async def put_subscription(
     topics or filters applies from the checkpoint on, and to each message that is committed after the answer. A
     subscriber's key can subscribe to the topics in its scope, and change subscriptions that have no other topics.
     """
-    return await _store(runtime, caller, name, wanted, dry_run=dry_run)
+    only_new = if_none_match is not None and if_none_match.strip() == "*"
+    return await _store(runtime, caller, name, wanted, only_new=only_new, dry_run=dry_run)
 
 
 @router.patch(
@@ -146,14 +161,18 @@ async def _store(
     wanted: SubscriptionPut,
     *,
     base: Subscription | None = None,
+    only_new: bool = False,
     dry_run: bool,
     reason: str | None = None,
 ) -> SubscriptionChanged | JSONResponse:
-    """Create or change a subscription. `base`: what a patch was applied to; it must be stored unchanged."""
+    """Create or change a subscription, or with `only_new` only create it.
+
+    `base`: what a patch was applied to; it must be stored unchanged.
+    """
     caller.must_have_subscription(name)
     caller.must_cover_topics(wanted.topics)
     shape = checked(name, wanted, runtime)
-    granted = await _consent(runtime, shape, dry_run=dry_run)
+    granted = await _consent(runtime, shape, only_new=only_new, dry_run=dry_run)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
         await share_new_readers(connection)
@@ -170,6 +189,8 @@ async def _store(
             stored = await store.one(connection, name, lock=True)
         if stored is None:
             raise DatabaseUnavailable(f"`{name}` was deleted at the same time. Repeat the request.", retry_after_s=1)
+        if only_new:
+            raise exists(name)
         # Retries of other topics would go to the new destination.
         caller.must_cover_topics(stored.topics)
         answer, made = await _change(runtime, connection, wanted, shape, granted, stored, now)
@@ -302,12 +323,17 @@ async def _start(connection: Connection, wanted: SubscriptionPut) -> int:
             return await places.latest(connection)
 
 
-async def _consent(runtime: Runtime, shape: SubscriptionSpec, *, dry_run: bool) -> Granted | None:
-    """Ask a webhook for consent if required; None if not. A dry run assumes it. Raises ConsentRefused."""
+async def _consent(runtime: Runtime, shape: SubscriptionSpec, *, only_new: bool, dry_run: bool) -> Granted | None:
+    """Ask a webhook for consent if required; None if not. A dry run assumes it.
+
+    Raises ConsentRefused, or SubscriptionExists instead of asking for what would not be stored.
+    """
     if not shape.destination.get("consent"):
         return None
     async with runtime.request_pool.connection() as connection:
         stored = await store.one(connection, shape.name)
+    if only_new and stored is not None:
+        raise exists(shape.name)
     if not consents(shape.destination, stored):
         return None
     return Granted(None) if dry_run else await ask_consent(runtime, shape)

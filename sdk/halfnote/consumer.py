@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -19,12 +21,14 @@ from halfnote.consuming import (
     FAILED,
     LEFT,
     NOT_BEGUN,
+    WORKED_ON,
     Consuming,
     HeldMessage,
     error_of,
     given_back,
     lanes_of,
     said,
+    still_held,
 )
 from halfnote.errors import HalfnoteError, Unconfirmed
 from halfnote.http import headers_of
@@ -34,6 +38,8 @@ from halfnote.message import Message
 log = logging.getLogger("halfnote")
 
 WAIT_S = 20.0
+# How often `close` looks whether the time of a message in the body of a loop is over.
+LOOK_S = 0.5
 # The consumers whose handlers the running code belongs to. A task that a handler starts belongs to it as well.
 _handles: ContextVar[tuple["Consumer", ...]] = ContextVar("halfnote_consumers", default=())
 
@@ -66,6 +72,11 @@ class Consumer:
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
         self._idle, self._closes_at_end = asyncio.Event(), False
         self._idle.set()
+        # Set while no loop over `messages` is under way. `_worked_on`: what the body of one works on.
+        self._loop_over = asyncio.Event()
+        self._worked_on: HeldMessage | None = None
+        self._loop_over.set()
+        self._is_closing = False
         self._held: dict[str, HeldMessage] = {}
         # The handles of those that are being worked on. What is given back besides uses up no try.
         self._begun: set[str] = set()
@@ -75,24 +86,48 @@ class Consumer:
         self._acknowledging: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
-    async def messages(self) -> AsyncIterator[Message]:
+    def messages(self) -> AsyncIterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
         If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
         with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
         """
-        await self._give_back(None)
+        over = asyncio.Event()
+        loop = self._messages(over)
+        # A loop that was left by `break` is over as well: nothing has its iterator any more.
+        self._watched = weakref.ref(loop, lambda _: over.set())
+        return loop
+
+    async def _messages(self, over: asyncio.Event) -> AsyncGenerator[Message, None]:
+        self._loop_over = over
+        # So is one whose task has ended, although something has its iterator.
+        ended = lambda _: over.set()  # noqa: E731
         try:
+            await self._give_back(None)
             while held := await self._claim():
                 for one in held:
                     if self._stopping.is_set():
                         return
                     if await self._begins(one):
+                        task, self._worked_on = asyncio.current_task(), one
+                        assert task is not None
+                        task.add_done_callback(ended)
+                        _handles.set((*_handles.get(), self))
                         yield one.message
+                        _handles.set(tuple(other for other in _handles.get() if other is not self))
+                        task.remove_done_callback(ended)
+                        over.clear()
+                        self._worked_on = None
                         await self._acknowledge(one)
                 await self._acknowledged()
         finally:
-            await self._give_back(None)
+            self._worked_on = None
+            try:
+                await self._give_back(None)
+                if self._closes_at_end:
+                    await self._close(None)
+            finally:
+                over.set()
 
     async def run(
         self,
@@ -132,21 +167,44 @@ class Consumer:
         """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
 
         Called by a handler, or canceled while it waits, it leaves the rest to that `run`, which closes at its end.
+        It waits for the body of a loop over `messages` as well, but no longer than the message in it is held, which is
+        not extended any more: up to `invisible_s` seconds. Called by the body, it does not wait. The message in the
+        body is acknowledged after the body; if its time is over by then, it comes again.
         """
         self.stop()
-        if not self._idle.is_set() and self in _handles.get():
+        is_inside = self in _handles.get()
+        if is_inside and not self._idle.is_set():
             self._closes_at_end = True
             return
         try:
             await self._idle.wait()
+            if not is_inside:
+                await self._body_done()
         except BaseException:
             self._closes_at_end = True
             raise
-        await self._close(error)
+        if self._loop_over.is_set():
+            await self._close(error)
+            return
+        if self._worked_on is not None:
+            log.warning(WORKED_ON, self._worked_on.message.message_id)
+            await self._close(error, but=self._worked_on)
+        self._closes_at_end = not self._loop_over.is_set()
 
-    async def _close(self, error: BaseException | None) -> None:
+    async def _body_done(self) -> None:
+        """Wait until a loop over `messages` is over, or the time of the message in its body is."""
+        self._is_closing = True
+        while not self._loop_over.is_set():
+            one, left_s = self._worked_on, LOOK_S
+            if one is not None and (left_s := min(left_s, one.until - time.monotonic())) <= 0:
+                return
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._loop_over.wait(), left_s)
+
+    async def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        await self._give_back(error)
+        await self._give_back(error, but)
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -260,6 +318,8 @@ class Consumer:
         while True:
             await asyncio.sleep(self._consuming.invisible_s * EXTENDED_AFTER)
             held = [*self._done.values(), *self._held.values()]
+            if self._is_closing:
+                held = [one for one in held if one is not self._worked_on]
             if not held:
                 continue
             try:
@@ -295,11 +355,11 @@ class Consumer:
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
-    async def _give_back(self, error: BaseException | None) -> None:
+    async def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         await self._acknowledged()
-        held = list(self._held.values())
+        held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
-        self._held.clear()
+        self._held = still_held(self._held, but)
         why = "the consumer stopped" if error is None else error_of(error)
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
@@ -314,7 +374,12 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self.close(error)
+        if self._idle.is_set() and self in _handles.get():
+            # The block was left, and with it the loop in it.
+            self.stop()
+            await self._close(error)
+        else:
+            await self.close(error)
 
 
 def _is_canceled() -> bool:

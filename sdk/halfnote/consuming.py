@@ -29,6 +29,7 @@ RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
 NOT_BEGUN = "its time, or that of another message of its key, was over before the work on it began"
 LEFT = "%d messages were not settled (%s), and come again: %s"
+WORKED_ON = "message %s is still worked on as its consumer closes: it comes again unless that ends in time"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
 
@@ -211,6 +212,11 @@ def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseExcepti
         return [GivenBack([one, *rest], fields)]
     failed = GivenBack([one], {"error": error_of(error)})
     return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
+
+
+def still_held(held: Mapping[str, HeldMessage], but: HeldMessage | None) -> dict[str, HeldMessage]:
+    """Return what stays held as the rest is given back: the message that the body of a loop works on, if any."""
+    return {} if but is None or but.handle not in held else {but.handle: but}
 
 
 def error_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted, too_late
 from halfnote.exchange import SHORTEST_TIMEOUT_S, NoAnswer, Request, Response
 
-_Ask: TypeAlias = Callable[[Request], Response | NoAnswer]
+Ask: TypeAlias = Callable[[Request], Response | NoAnswer]
 
 
 class Batching:
@@ -19,7 +19,7 @@ class Batching:
     A request has its place for `slow_s` seconds at most.
     """
 
-    def __init__(self, ask: _Ask, slow_s: float = SLOW_S) -> None:
+    def __init__(self, ask: Ask, slow_s: float = SLOW_S) -> None:
         self._ask, self._slow_s = ask, slow_s
         self._single = Single(time.monotonic)
         self._lock = threading.Lock()
@@ -35,20 +35,20 @@ class Batching:
                 lane = self._lanes[request.path] = _Lane(self._ask, self._single, self._slow_s)
         return lane.ask(request)
 
-    def ask_all(self, requests: Sequence[Request]) -> list[Response | NoAnswer]:
-        """Send the requests of one thread, together where they may be; return their answers in the same order."""
+    def ask_all(self, requests: Sequence[Request], ask: Ask) -> list[Response | NoAnswer]:
+        """Send the requests of one thread by `ask`, together where they may be; return their answers in that order."""
         answers: dict[int, Response | NoAnswer] = {}
         together: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             if self._single.takes(request):
                 together.setdefault(request.path, []).append(number)
             else:
-                answers[number] = self._ask(request)
+                answers[number] = ask(request)
         for numbers in together.values():
             while numbers:
                 count = fitting([len(requests[number].content) for number in numbers])
                 some, numbers = numbers[:count], numbers[count:]
-                came = _answers(self._ask, self._single, [requests[number] for number in some])
+                came = _answers(ask, self._single, [requests[number] for number in some])
                 answers.update(zip(some, came, strict=True))
         return [answers[number] for number in range(len(requests))]
 
@@ -69,7 +69,7 @@ class _Waiting:
 class _Lane:
     """The requests of one path."""
 
-    def __init__(self, ask: _Ask, single: Single, slow_s: float) -> None:
+    def __init__(self, ask: Ask, single: Single, slow_s: float) -> None:
         self._ask, self._single, self._slow_s = ask, single, slow_s
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
@@ -149,7 +149,7 @@ class _Lane:
 
 
 def _answers(
-    ask: _Ask, single: Single, requests: Sequence[Request], timeout_s: float = math.inf
+    ask: Ask, single: Single, requests: Sequence[Request], timeout_s: float = math.inf
 ) -> Sequence[Response | NoAnswer]:
     request = combined(requests)
     answers = parted(ask(replace(request, timeout_s=min(request.timeout_s, timeout_s))), len(requests))

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,12 +17,14 @@ from halfnote.consuming import (
     FAILED,
     LEFT,
     NOT_BEGUN,
+    WORKED_ON,
     Consuming,
     HeldMessage,
     error_of,
     given_back,
     lanes_of,
     said,
+    still_held,
 )
 from halfnote.errors import HalfnoteError, Unconfirmed
 from halfnote.hosting import not_awaitable
@@ -34,6 +37,9 @@ log = logging.getLogger("halfnote")
 
 # A thread cannot end its request, so `stop` waits for it.
 WAIT_S = 4.0
+# How often `close` looks whether the time of a message in the body of a loop is over.
+LOOK_S = 0.5
+POSTER = "halfnote-acknowledgements"
 
 
 class SyncConsumer:
@@ -65,6 +71,12 @@ class SyncConsumer:
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
         self._idle, self._closes_at_end = threading.Event(), False
         self._idle.set()
+        # Set while no loop over `messages` is under way. `_worked_on`: what the body of one works on, on which thread.
+        self._loop_over = threading.Event()
+        self._loop_over.set()
+        self._worked_on: HeldMessage | None = None
+        self._loop_thread: int | None = None
+        self._is_closing = False
         # The threads of that `run`, by their identifiers: its own, and those of handlers.
         self._threads: set[int] = set()
         self._held: dict[str, HeldMessage] = {}
@@ -74,7 +86,7 @@ class SyncConsumer:
         self._done: dict[str, HeldMessage] = {}
         self._to_acknowledge: list[HeldMessage] = []
         self._lock, self._posting = threading.Lock(), False
-        self._poster = ThreadPoolExecutor(1, "halfnote-acknowledgements")
+        self._poster = ThreadPoolExecutor(1, POSTER)
         self._acknowledging: Future[None] | None = None
         self._keeper: threading.Thread | None = None
 
@@ -84,18 +96,28 @@ class SyncConsumer:
         If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
         with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
         """
-        self._give_back(None)
+        over = self._loop_over = threading.Event()
+        self._loop_thread = threading.get_ident()
         try:
+            self._give_back(None)
             while held := self._claim():
                 for one in held:
                     if self._stopping.is_set():
                         return
                     if self._begins(one):
+                        self._worked_on = one
                         yield one.message
+                        self._worked_on, self._loop_thread = None, threading.get_ident()
                         self._acknowledge(one)
                 self._acknowledged()
         finally:
-            self._give_back(None)
+            self._worked_on = None
+            try:
+                self._give_back(None)
+                if self._closes_at_end:
+                    self._close(None)
+            finally:
+                over.set()
 
     def run(
         self,
@@ -133,6 +155,9 @@ class SyncConsumer:
         """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
 
         Called on a thread of that `run`, as by a handler or a signal, it leaves the rest to it: it closes at its end.
+        It waits for the body of a loop over `messages` as well, but no longer than the message in it is held, which is
+        not extended any more: up to `invisible_s` seconds. Called on the thread of the loop, it does not wait. The
+        message in the body is acknowledged after the body; if its time is over by then, it comes again.
         """
         self.stop()
         if not self._idle.is_set() and threading.get_ident() in self._threads:
@@ -140,18 +165,39 @@ class SyncConsumer:
             return
         try:
             self._idle.wait()
+            if threading.get_ident() != self._loop_thread:
+                self._body_done()
         except BaseException:
             self._closes_at_end = True
             raise
-        self._close(error)
+        if self._loop_over.is_set():
+            self._close(error)
+            return
+        if (one := self._worked_on) is not None:
+            log.warning(WORKED_ON, one.message.message_id)
+            self._close(error, but=one)
+        self._closes_at_end = not self._loop_over.is_set()
 
-    def _close(self, error: BaseException | None) -> None:
+    def _body_done(self) -> None:
+        """Wait until a loop over `messages` is over, or the time of the message in its body is."""
+        self._is_closing = True
+        left_s = LOOK_S
+        while not self._loop_over.wait(left_s):
+            one, left_s = self._worked_on, LOOK_S
+            if one is not None and (left_s := min(left_s, one.until - time.monotonic())) <= 0:
+                return
+
+    def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        self._give_back(error)
+        self._give_back(error, but)
         self._closing.set()
         if self._keeper is not None:
             self._keeper.join(self._consuming.attempt_s)
         self._poster.shutdown()
+        if but is not None:
+            # The loop may go on, and acknowledge. No thread begins before that.
+            self._poster = ThreadPoolExecutor(1, POSTER)
         self._driver.close(0)
 
     def _run(self, take: Callable[[Message], Any], at_once: int) -> None:
@@ -250,6 +296,8 @@ class SyncConsumer:
         """Extend the lease of what is held; forget what is not held any more."""
         while not self._closing.wait(self._consuming.invisible_s * EXTENDED_AFTER):
             held = [*self._done.values(), *self._held.values()]
+            if self._is_closing:
+                held = [one for one in held if one is not self._worked_on]
             if not held:
                 continue
             try:
@@ -285,11 +333,11 @@ class SyncConsumer:
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
-    def _give_back(self, error: BaseException | None) -> None:
+    def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         self._acknowledged()
-        held = list(self._held.values())
+        held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
-        self._held.clear()
+        self._held = still_held(self._held, but)
         why = "the consumer stopped" if error is None else error_of(error)
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
@@ -302,7 +350,12 @@ class SyncConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close(error)
+        if self._idle.is_set() and threading.get_ident() == self._loop_thread:
+            # The block was left, and with it the loop in it.
+            self.stop()
+            self._close(error)
+        else:
+            self.close(error)
 
 
 def _received(inbox: Inbox, handler: Callable[..., Any], message: Message) -> None:

@@ -4,24 +4,41 @@ import heapq
 import inspect
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
 
 from halfnote.batching import TRANSACTIONS_MOST
-from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
+from halfnote.exchange import (
+    SHORTEST_TIMEOUT_S,
+    Call,
+    Effect,
+    Exchange,
+    Later,
+    NoAnswer,
+    Raised,
+    Request,
+    Response,
+    Returned,
+    Wait,
+)
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
-from halfnote.sync_batching import Batching
+from halfnote.sync_batching import Ask, Batching
 from halfnote.tls import trusted
 
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
 
 BACKGROUND_MAX = 10_000
+# What a request under way may take beyond its time limit as its producer closes.
+LATE_S = 1.0
+LEFT_AT_CLOSE = "%d ends in the background, or lists of ends, are left to check-back: the producer was closed"
 
 
 class SyncDriver:
@@ -85,22 +102,23 @@ class SyncDriver:
             return self.later(effect.exchange)
         return _called(effect)
 
-    def ask_all(self, requests: Sequence[Request]) -> list[Response | NoAnswer]:
-        """Send requests, together where they may be; return their answers in the same order."""
+    def ask_all(self, requests: Sequence[Request], ask: Ask) -> list[Response | NoAnswer]:
+        """Send requests by `ask`, together where they may be; return their answers in the same order."""
         if not self._is_batching:
-            return [self._ask(request) for request in requests]
-        return self._batched().ask_all(requests)
+            return [ask(request) for request in requests]
+        return self._batched().ask_all(requests, ask)
 
     def _asked(self, request: Request) -> Response | NoAnswer:
-        return self._batched().ask(request) if self._is_batching else self._ask(request)
+        return self._batched().ask(request) if self._is_batching else self.ask(request)
 
     def _batched(self) -> Batching:
         if self._batching is None or self._batching[0] != os.getpid():
             # Threads that send for others do not exist in a child. Two threads may make one each at first.
-            self._batching = os.getpid(), Batching(self._ask)
+            self._batching = os.getpid(), Batching(self.ask)
         return self._batching[1]
 
-    def _ask(self, request: Request) -> Response | NoAnswer:
+    def ask(self, request: Request) -> Response | NoAnswer:
+        """Send a request by itself; return its answer."""
         try:
             answer = self._current().request(
                 request.method,
@@ -145,7 +163,10 @@ class Background:
         self._due: list[tuple[float, int, Exchange[Any], Any]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
-        self._closing = False
+        # `until`: when the grace is over. After that nothing more is sent.
+        self._closing, self._until, self._dropping = False, math.inf, False
+        # When the request that is under way is over at the latest.
+        self._over_by = 0.0
         self._thread = threading.Thread(target=self._work, name="halfnote-ends", daemon=True)
         self._thread.start()
 
@@ -158,15 +179,23 @@ class Background:
             return True
 
     def close(self, grace_s: float) -> None:
-        """Wait for all exchanges, at most that long; drop the others."""
+        """Wait for all exchanges, at most that long; drop the others, and say so in the log.
+
+        A thread cannot end its request. So it waits for the one that is under way too, until the time limit of that.
+        """
         with self._changed:
-            self._closing = True
+            self._closing, self._until = True, time.monotonic() + grace_s
             self._changed.notify_all()
         self._thread.join(grace_s)
         with self._changed:
+            self._dropping = True
+            left = len(self._due)
             self._due.clear()
             self._changed.notify_all()
-        self._thread.join(1.0)
+            over_by = self._over_by
+        if left:
+            log.warning(LEFT_AT_CLOSE, left)
+        self._thread.join(max(0.0, over_by - time.monotonic()) + LATE_S)
 
     def _put(self, at: float, exchange: Exchange[Any], brought: Any) -> None:
         heapq.heappush(self._due, (at, next(self._number), exchange, brought))
@@ -196,6 +225,7 @@ class Background:
 
     def _work(self) -> None:
         while due := self._next():
+            left = 0
             asking: list[tuple[Exchange[Any], Request]] = []
             for exchange, brought in due:
                 effect = self._advanced(exchange, brought)
@@ -203,9 +233,16 @@ class Background:
                     asking.append((exchange, effect))
                 elif isinstance(effect, Wait):
                     with self._changed:
-                        self._put(time.monotonic() + effect.seconds, exchange, None)
-            if asking:
+                        if self._dropping:
+                            left += 1
+                        else:
+                            self._put(time.monotonic() + effect.seconds, exchange, None)
+            if asking and self._dropping:
+                left += len(asking)
+            elif asking:
                 self._ask(asking)
+            if left:
+                log.warning(LEFT_AT_CLOSE, left)
 
     def _advanced(self, exchange: Exchange[Any], brought: Any) -> Effect | None:
         """Run an exchange up to its next request or wait; None if it is over."""
@@ -223,13 +260,23 @@ class Background:
     def _ask(self, asking: Sequence[tuple[Exchange[Any], Request]]) -> None:
         """Send requests; their exchanges go on with the answers."""
         try:
-            answers = self._driver.ask_all([request for _, request in asking])
+            answers = self._driver.ask_all([request for _, request in asking], self._ask_in_time)
         except Exception as error:
             log.error("%d ends in the background failed", len(asking), exc_info=error)
             return
         with self._changed:
             for (exchange, _), answer in zip(asking, answers, strict=True):
                 self._put(time.monotonic(), exchange, answer)
+
+    def _ask_in_time(self, request: Request) -> Response | NoAnswer:
+        """Send a request, for which there is time until the grace of the close is over."""
+        with self._changed:
+            if self._dropping:
+                return NoAnswer("the producer was closed", sent=False)
+            now = time.monotonic()
+            timeout_s = min(request.timeout_s, max(self._until - now, SHORTEST_TIMEOUT_S))
+            self._over_by = now + timeout_s
+        return self._driver.ask(replace(request, timeout_s=timeout_s))
 
 
 def _called(call: Call) -> Returned | Raised:

@@ -218,7 +218,11 @@ class SyncTransactionProducer:
         return count
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest."""
+        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest.
+
+        A request with ends that is under way then is waited for too, until `attempt_s` after its beginning. So no
+        thread for ends is left. The log says how many ends were not sent.
+        """
         answering, self._answering = self._answering, []
         for one in answering:
             one.stop(grace_s)

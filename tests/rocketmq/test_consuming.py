@@ -370,8 +370,10 @@ async def test_a_renewal_that_gets_no_answer_holds_up_no_other(
 
 
 async def test_what_a_push_consumer_holds_is_renewed_when_it_comes_back(
-    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The connection goes on for long enough after the answer, so that the answer has surely arrived.
+    monkeypatch.setattr(renewals, "BREAK_NOTICED_S", 0.0)
     parts, channel = gateway
     rocket = RocketClient(channel)
     settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)

@@ -177,6 +177,39 @@ async def test_puts_at_once_make_one(client: httpx.AsyncClient, db: Connection) 
     assert await db.fetchval("select count(*) from checkpoint") == 1
 
 
+async def test_if_none_match_only_creates(client: httpx.AsyncClient, db: Connection) -> None:
+    only_new = {"if-none-match": "*"}
+    shape = {**SHAPE, "timeout_s": 5}
+    tried = await client.put("/subscriptions/mailer?dry_run=true", json=shape, headers=only_new)
+    assert (tried.status_code, await db.fetchval("select count(*) from subscription")) == (201, 0)
+    assert (await client.put("/subscriptions/mailer", json=shape, headers=only_new)).status_code == 201
+    before = await db.fetchrow("select * from subscription")
+    acts = await db.fetchval("select count(*) from audit")
+    for query, body in (("", shape), ("", SHAPE), ("?dry_run=true", SHAPE)):
+        refused = await client.put(f"/subscriptions/mailer{query}", json=body, headers=only_new)
+        assert refused.status_code == 412
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["type"] == "/problems/subscription-exists"
+        assert "without If-None-Match" in refused.json()["detail"]
+    assert await db.fetchrow("select * from subscription") == before
+    assert await db.fetchval("select count(*) from audit") == acts
+    # A wrong request is refused as without the header, and no subscription has an entity tag.
+    assert (await client.put("/subscriptions/mailer", json={}, headers=only_new)).status_code == 422
+    changed = await client.put("/subscriptions/mailer", json=SHAPE, headers={"if-none-match": '"1"'})
+    assert (changed.status_code, changed.json()["timeout_s"]) == (200, 10)
+
+
+async def test_of_puts_at_once_that_only_create_one_does(client: httpx.AsyncClient) -> None:
+    shapes = [{**SHAPE, "timeout_s": seconds} for seconds in range(1, 6)]
+    only_new = {"if-none-match": "*"}
+    answers = await asyncio.gather(
+        *(client.put("/subscriptions/mailer", json=shape, headers=only_new) for shape in shapes)
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 412, 412, 412, 412]
+    [made] = [answer.json() for answer in answers if answer.status_code == 201]
+    assert (await client.get("/subscriptions/mailer")).json()["timeout_s"] == made["timeout_s"]
+
+
 async def test_a_test_delivery_is_signed_and_returns_the_outcome(client: httpx.AsyncClient, db: Connection) -> None:
     async with Responder(status=204) as receiver:
         made = await subscribe(client, receiver)

@@ -437,9 +437,9 @@ async def test_a_close_beside_one_in_a_handler_waits_until_the_run_has_closed(
     closed: list[bool] = []
     give_back = made.consumer._give_back
 
-    def noting(error: BaseException | None) -> Any:
+    def noting(*given: Any) -> Any:
         closed.append(made.consumer._idle.is_set())
-        return give_back(error)
+        return give_back(*given)
 
     work = asyncio.create_task(made.run(made.consumer.close))
     await until(lambda: made.consumer._closes_at_end)
