@@ -21,8 +21,8 @@ PAGE = ROOT / "docs" / "operations" / "backup.md"
 TARGET = "before_the_mistake"
 # More than a sequence writes ahead to the WAL, so that the restored sequence is behind the offsets in use.
 LATER = 50
-# Long enough for many checks and retries, which are due each second.
-WATCHED_S = 4
+# Longer than the lease of the worker at the target. Checks and retries are due each second.
+WATCHED_S = 12
 
 
 @pytest.mark.slow
