@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, print_json
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, print_json
 from app.cli.audit_chain import Chain, witness_of_certificate, witness_of_text
 from app.cli.given_options import refuse_before_command
 from app.cli.since import Since, time_of
-from app.cli.tables import moment, print_table
+from app.cli.tables import moment, print_table, share
 
 Actor = Annotated[str | None, typer.Option(help="by this person: a key's name, or a user of the command line")]
 What = Annotated[str | None, typer.Option(help="of this kind, such as transaction.verdict")]
@@ -19,6 +19,7 @@ Target = Annotated[str | None, typer.Option(help="on this target: a name or an i
 After = Annotated[str | None, typer.Option(help="at this time or later (RFC 3339)")]
 Before = Annotated[str | None, typer.Option(help="before this time (RFC 3339)")]
 Limit = Annotated[int, typer.Option(help="the most to list")]
+Cursor = Annotated[str | None, typer.Option(help="the cursor that the previous list ended with")]
 
 
 class AuditOrder(StrEnum):
@@ -49,10 +50,11 @@ def audit(
     before: Before = None,
     sort: Annotated[AuditOrder, typer.Option(help="newest or oldest first")] = AuditOrder.NEWEST,
     limit: Limit = 100,
+    cursor: Cursor = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the actions of people, newest first."""
+    """List the actions of people, newest first, and how many there are."""
     if context.invoked_subcommand is not None:
         refuse_before_command(context)
         return
@@ -64,13 +66,16 @@ def audit(
         "after": at_or_later,
         "before": before,
         "sort": sort.value,
-        "limit": limit,
+        "count": True,
+        "cursor": cursor,
     }
-    answer = call(url, "GET", "/audit", query=query, as_json=as_json)
+    found = list_items(url, "/audit", query, limit, as_json=as_json)
     if as_json:
-        print_json(answer)
+        print_json(found)
         return
-    print_table(("at (utc)", "who", "did", "to", "asking for"), [_row(one) for one in answer["items"]])
+    print_table(("at (utc)", "who", "did", "to", "asking for"), [_row(one) for one in found["items"]])
+    if found["next_cursor"]:
+        print(f"\n{share(found)} There may be more: --cursor {found['next_cursor']}")
 
 
 @app.command("verify")

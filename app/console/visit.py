@@ -1,10 +1,8 @@
 """One request to the console, and the answers that pages build: HTML, CSV, a redirect."""
 
 import hmac
-from collections.abc import Iterable, Sequence
-from csv import writer
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -12,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.admission.route_roles import RULES
+from app.console.csv_files import csv_text
 from app.console.rendering import render
 from app.console.sessions import Session, cookie_of
 from app.errors import Invalid
@@ -24,10 +23,10 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
 
 # Parameters that are the console's own, beside those of the API.
 OWN = frozenset({"format", "internal", "done", "done_code"})
-# The rows of a list on a page, and in a CSV file.
+# The rows of a list on a page, and those that a CSV file reads at once.
 ROWS, CSV_ROWS = 50, 1000
-# The beginnings of a cell that spreadsheets run as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The most rows of a CSV file, and the most reads for it: a read may find fewer rows than it was asked for.
+CSV_MOST, CSV_READS = 10_000, 50
 
 HEADERS = {
     "content-security-policy": (
@@ -92,7 +91,7 @@ class Visit:
         return checked(model, {**asked, **fixed})
 
     def list_query(self, model: type[Model], **fixed: Any) -> Model:
-        """Return the query of a list, with as many rows as a page or a CSV file has. Raises Invalid."""
+        """Return the query of a list, with as many rows as a page has, or a read for a CSV file. Raises Invalid."""
         return self.query(model, limit=CSV_ROWS if self.wants_csv else ROWS, **fixed)
 
     def may(self, method: str, route: str) -> bool:
@@ -112,19 +111,51 @@ class Visit:
         self._keep(response)
         return response
 
-    def csv_of(self, name: str, columns: Sequence[str], rows: Iterable[object], **other: Any) -> Response:
-        """Return these fields of rows as a CSV file. `other`: for a column, the function of a row that its cell is."""
-        cells = ([other[one](row) if one in other else getattr(row, one) for one in columns] for row in rows)
-        return self.csv(name, columns, cells)
+    async def csv_of_list(
+        self,
+        name: str,
+        columns: Sequence[str],
+        query: Model,
+        read: Callable[[Model], Awaitable[Any]],
+        *,
+        keep: Callable[[Any], bool] = lambda _: True,
+        **other: Any,
+    ) -> Response:
+        """Return a list from this page on as a CSV file; beyond CSV_MOST rows its last line says where it goes on.
 
-    def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
-        """Return a list as a CSV file."""
-        text = StringIO()
-        out = writer(text)
-        out.writerow(header)
-        out.writerows([_cell(value) for value in row] for row in rows)
-        headers = {**HEADERS, "content-disposition": f'attachment; filename="halfnote-{name}.csv"'}
-        return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+        `read` returns a page for a query; `keep`: whether the file has a row; `other`: as in `csv_of`.
+        """
+        rows: list[Any] = []
+        cursor = None
+        for _ in range(CSV_READS):
+            limit = min(CSV_ROWS, CSV_MOST - len(rows))
+            found = await read(query.model_copy(update={"limit": limit, "count": False}))
+            rows += filter(keep, found.items)
+            cursor = found.next_cursor
+            if cursor is None or len(rows) >= CSV_MOST:
+                break
+            query = query.model_copy(update={"cursor": cursor})
+        lacks = None if cursor is None else f"The list goes on at {self.here(cursor=str(cursor))}"
+        return self.csv_of(name, columns, rows, lacks=lacks, **other)
+
+    def csv_of(
+        self, name: str, columns: Sequence[str], rows: Iterable[object], *, lacks: str | None = None, **other: Any
+    ) -> Response:
+        """Return these fields of rows as a CSV file. `other`: for a column, the function of a row that its cell is.
+
+        `lacks`: as in `csv`.
+        """
+        cells = ([other[one](row) if one in other else getattr(row, one) for one in columns] for row in rows)
+        return self.csv(name, columns, cells, lacks=lacks)
+
+    def csv(
+        self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], *, lacks: str | None = None
+    ) -> Response:
+        """Return a list as a CSV file. `lacks`: what the file does not have, for its last line; None: nothing."""
+        text = csv_text(header, rows, lacks)
+        file = f"halfnote-{name}{'' if lacks is None else '-incomplete'}.csv"
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{file}"'}
+        return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
 
     def redirect(self, to: str, *, done: str | None = None) -> Response:
         """Return a redirect to a page of the console, which shows what was done."""
@@ -150,8 +181,3 @@ class Visit:
     def _keep(self, response: Response) -> None:
         if self.is_new:
             response.headers.append("set-cookie", cookie_of(self.runtime, self.session, is_secure=self.is_secure))
-
-
-def _cell(value: Any) -> str:
-    text = "" if value is None else value.isoformat() if hasattr(value, "isoformat") else str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from threading import Event, Thread
 
+import psycopg
 import pytest
 
 from app.cli.errors import Refusal
@@ -166,6 +167,25 @@ def test_lists_say_how_many_there_are(run: Run, url: str, group: str, committed:
     assert page["total"] == {"count": 2, "exact": True}
     assert run("dead-letters", "list", "--json").json["total"]["exact"]
     assert run("dead-letters", "groups", "--sort", "last").code == 0
+
+
+def test_the_audit_says_that_there_is_more_and_continues(run: Run, database: str) -> None:
+    made = """insert into audit (at, actor, key_id, role, what, target, detail)
+        select now(), 'ann', 7, 'admin', 'topic.declare', 'many-acts', '{}' from generate_series(1, 1100)"""
+    with psycopg.connect(database) as db:
+        db.execute(made)
+    of_target = ("audit", "--target", "many-acts")
+    listed = run(*of_target, "--limit", "2")
+    assert "\n2 of 1,100. There may be more: --cursor " in listed.out
+    first = run(*of_target, "--limit", "1050", "--json").json
+    assert (len(first["items"]), first["total"]) == (1050, {"count": 1100, "exact": True})
+    rest = run(*of_target, "--cursor", first["next_cursor"], "--json").json
+    assert (len(rest["items"]), rest["next_cursor"]) == (50, None)
+    ids = [one["audit_id"] for one in (*first["items"], *rest["items"])]
+    assert ids == sorted(set(ids), reverse=True)
+    whole = run(*of_target, "--sort", "oldest", "--limit", "1100")
+    assert "more" not in whole.out
+    assert whole.out.count("many-acts") == 1100
 
 
 def test_since_is_a_distance_from_now(run: Run, group: str, committed: str) -> None:

@@ -1,6 +1,7 @@
 """Pages and acts of the console in process, with auth off: answers, headers, escaping, and the audit of acts."""
 
 import csv
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from html import escape, unescape
@@ -776,6 +777,42 @@ async def test_lists_are_csv_without_formulas(client: httpx.AsyncClient, group: 
     header, row = answer.text.splitlines()
     assert header.startswith("transaction_id,producer_group,state")
     assert ",'=1+1," in row
+
+
+async def test_a_file_has_all_rows_or_says_where_the_list_goes_on(client: httpx.AsyncClient, db: Connection) -> None:
+    made = """insert into audit (at, actor, key_id, role, what, target, detail)
+        select $1, 'ann', 7, 'admin', 'topic.declare', $2, $3::text::jsonb from generate_series(1, $4::int)"""
+    detail = {"reason": 'a "ä"', "more": None, "flag": True}
+    await db.execute(made, AT, "some", json.dumps(detail), 1001)
+    await db.execute(made, AT, "many", "{}", 10_050)
+
+    whole = await client.get("/console/audit?format=csv&target=some", headers=FORM)
+    assert whole.headers["content-disposition"] == 'attachment; filename="halfnote-audit.csv"'
+    rows = list(csv.DictReader(StringIO(whole.text)))
+    assert [json.loads(row["detail"]) for row in rows] == [detail] * 1001
+
+    part = await client.get("/console/audit?format=csv&target=many", headers=FORM)
+    assert part.headers["content-disposition"] == 'attachment; filename="halfnote-audit-incomplete.csv"'
+    *rows, last = csv.DictReader(StringIO(part.text))
+    found = re.fullmatch(r"This file is not complete\. The list goes on at (/\S+)", last["audit_id"])
+    assert found is not None, last
+    rest = await client.get(found[1], headers=FORM)
+    rows += csv.DictReader(StringIO(rest.text))
+    ids = [int(row["audit_id"]) for row in rows]
+    assert (len(set(ids)), ids) == (10_050, sorted(ids, reverse=True))
+
+
+async def test_the_other_files_say_what_they_lack(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    for number in range(60):
+        await subscription(client, f"mailer-{number}")
+    found = await client.get("/console/search?q=mailer&format=csv", headers=FORM)
+    assert found.text.splitlines()[-1].startswith("This file is not complete. More is found")
+    await reconciled(db, "findings", *(DAY - timedelta(days=number) for number in range(40)))
+    days = (await client.get("/console/proof?format=csv", headers=FORM)).text.splitlines()
+    assert (len(days), days[-1].startswith("This file")) == (41, False)
+    await bury(db, await committed(client, {"topic": "order", "body": 1}), "mailer-1")
+    groups = (await client.get("/console/dead-letters/groups?format=csv", headers=FORM)).text.splitlines()
+    assert (len(groups), groups[-1].startswith("mailer-1,")) == (2, True)
 
 
 async def test_a_list_shows_its_command_and_a_wrong_filter_its_fault(client: httpx.AsyncClient, group: str) -> None:

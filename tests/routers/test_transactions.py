@@ -158,6 +158,19 @@ async def attempted(db: Connection, transaction_id: str, *kinds: str) -> None:
         )
 
 
+async def test_a_file_of_a_timeline_says_that_earlier_attempts_are_elsewhere(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    transaction_id = await half_of(client)
+    await attempted(db, transaction_id, *["check"] * 5)
+    path = f"/console/transactions/{transaction_id}?format=csv"
+    assert "This file is not complete" not in (await client.get(path)).text
+    with_pages_of(runtime, 3)
+    last = (await client.get(path)).text.splitlines()[-1]
+    elsewhere = f"GET /transactions/{transaction_id}/attempts has the earlier attempts."
+    assert last == f"This file is not complete. {elsewhere}"
+
+
 async def test_however_much_came_after_it_a_sweep_and_a_parking_are_shown(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:

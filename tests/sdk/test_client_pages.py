@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from halfnote.ids import new_id
 
-from app import cli
 from tests.conftest import app_of, migrated_template
 from tests.sdk.doc_blocks import blocks_of, runner, shell_blocks_of
 from tests.sdk.servers import asgi_server
@@ -98,20 +97,21 @@ async def announced_and_asked(api: httpx.AsyncClient, shop: str, orders: str, po
 
 def arguments_of(line: str) -> list[str]:
     """Return a command of a page as arguments of Python's `-m`."""
-    program, *arguments = shlex.split(line.replace("$SHOP_SECRET", SECRET))
+    program, *arguments = shlex.split(line)
     return [*PROGRAMS[program], *arguments]
 
 
-def run_commands(lines: Iterable[str], halfnote: str) -> None:
-    """Run a page's commands of `halfnote` in this process against the service."""
-    for line in lines:
-        program, *arguments = shlex.split(line.replace("$SHOP_SECRET", SECRET))
-        assert program == "halfnote"
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
-            patch.setattr(sys, "argv", [program, *arguments])
-            patch.setenv("HALFNOTE_URL", halfnote)
-            cli.main()
-        assert ended.value.code in (0, None), line
+def run_commands(commands: str, place: Path = ROOT, **environment: str) -> None:
+    """Run a page's commands in a shell in which the programs are those of this interpreter."""
+    programs = (f'{name}() {{ "$PYTHON" -m {module} "$@"; }}\n' for name, [module] in PROGRAMS.items())
+    answer = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "".join(programs) + commands],
+        cwd=place,
+        env={**os.environ, "PYTHON": sys.executable, "SHOP_SECRET": SECRET, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 class Site:
@@ -140,12 +140,15 @@ class Site:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Run the page's commands, the last of which is its server; yield its URL."""
-        *commands, server = map(self._arguments, self._blocks[0])
-        for command in commands:
-            await asyncio.to_thread(self.run, *command)
+        *commands, server = (line.replace("9030", str(self.port)) for line in self._blocks[0])
+        await asyncio.to_thread(run_commands, "\n".join(commands), self.place, **self._environment)
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *server], cwd=self.place, env=self._environment, stdout=log, stderr=log
+                [sys.executable, "-m", *arguments_of(server)],
+                cwd=self.place,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
             )
         url = f"http://127.0.0.1:{self.port}"
         try:
@@ -173,9 +176,6 @@ class Site:
         answered, _ = await answer.communicate()
         assert answer.returncode == 0
         return json.loads(answered)
-
-    def _arguments(self, line: str) -> list[str]:
-        return arguments_of(line.replace("9030", str(self.port)))
 
 
 async def placed(url: str, path: str) -> Any:
@@ -328,8 +328,8 @@ async def test_asyncpg(halfnote: str, api: httpx.AsyncClient, monkeypatch: pytes
         await run(block, names)
     [commands] = shell_blocks_of(page)
     async with asgi_server(names["app"]) as url:
-        written = commands.replace("http://127.0.0.1:9030", url).splitlines()
-        await asyncio.to_thread(run_commands, written, halfnote)
+        written = commands.replace("http://127.0.0.1:9030", url)
+        await asyncio.to_thread(run_commands, written, HALFNOTE_URL=halfnote)
         assert (await names["place"](2030)).end == "recorded"
         await announced_and_asked(api, shop, "orders", "points", 2030)
         await all_announced(api, shop)
@@ -341,7 +341,7 @@ async def test_asyncpg(halfnote: str, api: httpx.AsyncClient, monkeypatch: pytes
 async def test_commands_of_the_guides(page: str, client: httpx.AsyncClient) -> None:
     [command] = shell_blocks_of(f"docs/{page}.md")
     async with asgi_server(app_of(client)) as url:
-        await asyncio.to_thread(run_commands, [command], url)
+        await asyncio.to_thread(run_commands, command, HALFNOTE_URL=url)
     made = (await client.get("/subscriptions/points")).json()
     assert made["topics"] == re.findall(r"--topic (\S+)", command)
     assert made["destination"]["url"] == re.findall(r"--to (\S+)", command)[0]

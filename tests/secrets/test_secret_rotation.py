@@ -1,8 +1,11 @@
 """The steps of docs/operations/secrets.md for passwords: the database's and a broker's."""
 
 import asyncio
+import json
+import os
 import re
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +18,9 @@ from redis import asyncio as redis_client
 
 from app.database.connection import Connection, connect
 from app.migrate import migrate
-from tests.conftest import register_group
+from tests.conftest import app_of, register_group
 from tests.coordinator.test_half_end import ORDER
+from tests.sdk.servers import asgi_server
 from tests.support import brokers, postgres
 from tests.support.processes import ROOT, Service
 
@@ -131,3 +135,25 @@ async def test_the_password_of_a_broker_is_changed_while_both_are_valid(client: 
         finally:
             await redis.execute_command("ACL", "DELUSER", user)
             await redis.delete(user)
+
+
+async def test_a_secret_of_your_choice_is_sent_from_a_file(
+    client: httpx.AsyncClient, db: Connection, tmp_path: Path
+) -> None:
+    await register_group(db, "shop")
+    section = PAGE.read_text().partition("\n### A secret of your choice\n")[2]
+    [commands] = re.findall(r"```sh\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    (tmp_path / "headers").write_text("Authorization: Bearer hn_x\n")
+    program = 'halfnote() { "$PYTHON" -m app.cli "$@"; }\n'
+    async with asgi_server(app_of(client)) as url:
+        environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "HALFNOTE_URL": url}
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euo", "pipefail", "-c", program + commands.replace("NAME", "shop")),
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, (out, err)
+    assert json.loads(out)["changed"] == ["secret"]

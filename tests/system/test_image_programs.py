@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,6 +108,78 @@ def test_the_nightly_runs_end_after_the_program_that_they_stop(tmp_path: Path, n
     finally:
         nightly.kill()
         nightly.wait()
+
+
+# Plays the proof, which ends at once, and an archive, whose Spark has files while the archive runs.
+SPILLS = """#!/bin/bash
+[[ $1 == archive ]] || exit 0
+mkdir "$SPARK_LOCAL_DIRS/blockmgr-1"
+echo spilled > "$SPARK_LOCAL_DIRS/blockmgr-1/file"
+echo "$SPARK_LOCAL_DIRS" >> "$LOG"
+while [[ ! -e $LOG.end ]]; do sleep 0.05; done
+"""
+
+
+def test_the_nightly_runs_remove_what_a_killed_archive_left_and_nothing_else(tmp_path: Path) -> None:
+    staging, log = tmp_path / "staging", tmp_path / "log"
+    programs = {
+        "nightly": (IMAGES / "nightly").read_text().replace("/staging", str(staging)),
+        "halfnote": SPILLS,
+        # Of the time until the night only one second passes.
+        "sleep": '#!/bin/bash\n[[ $1 == *.* || -n ${LATER:-} ]] || set -- 1\nexec /bin/sleep "$1"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log.touch()
+    # What earlier versions left, and what one may still use; and rows that a person wants to keep.
+    old, young, kept = (staging / name for name in ("blockmgr-old", "spark-young", "halfnote-proof-kept"))
+    for made in (old, young, kept):
+        made.mkdir(parents=True)
+    for made in (old, kept):
+        os.utime(made, times=(time.time() - 3 * 86400,) * 2)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": "01:17", "HALFNOTE_ARCHIVE": "/archive"}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**more: str) -> None:
+        command = [str(tmp_path / "nightly")]
+        started.append(subprocess.Popen(command, env={**environment, **more}, start_new_session=True))
+
+    def archive(number: int) -> Path:
+        wait_until(lambda: len(log.read_text().splitlines()) >= number)
+        return Path(log.read_text().splitlines()[number - 1])
+
+    try:
+        start()
+        killed = archive(1)
+        os.killpg(started[0].pid, signal.SIGKILL)
+        started[0].wait()
+        assert (killed / "blockmgr-1" / "file").exists()
+        start()
+        active = archive(2)
+        assert {old.exists(), killed.exists()} == {False}
+        # Another container with the same volume starts meanwhile, and waits for its night.
+        start(LATER="1")
+        children = Path(f"/proc/{started[2].pid}/task/{started[2].pid}/children")
+        wait_until(lambda: any(map(is_sleep, children.read_text().split())))
+        assert (active / "blockmgr-1" / "file").exists()
+        assert young.exists()
+        assert kept.exists()
+        (tmp_path / "log.end").touch()
+        wait_until(lambda: not active.exists())
+    finally:
+        for one in started:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("at", ["25:00", "01.17", "tomorrow", "3 seconds", "01:17 ", "midnight"])

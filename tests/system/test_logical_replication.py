@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
@@ -48,7 +49,11 @@ async def test_a_service_goes_on_with_a_server_that_was_filled_by_logical_replic
 
     async def run(commands: str) -> None:
         path = f"{old.bin('psql').parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "OLD": old.url, "NEW": new.url}
+        passwords = data_dir.parent / "pgpass"
+        passwords.write_text("".join(f"*:{urlsplit(one.url).port}:*:*:{password_of(one)}\n" for one in (old, new)))
+        passwords.chmod(0o600)
+        environment = {**os.environ, "PATH": path, "OLD": without_password(old), "NEW": without_password(new)}
+        environment |= {"PGPASSFILE": str(passwords), "OLD_WITH_PASSWORD": old.url}
         bash: Any = ["bash", "-euo", "pipefail", "-c", commands]
         done = await asyncio.to_thread(subprocess.run, bash, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -72,6 +77,15 @@ async def test_a_service_goes_on_with_a_server_that_was_filled_by_logical_replic
         finally:
             await asyncio.to_thread(old.stop)
             await asyncio.to_thread(new.stop)
+
+
+def password_of(server: EmbeddedPostgres) -> str:
+    return unquote(urlsplit(server.url).password or "")
+
+
+def without_password(server: EmbeddedPostgres) -> str:
+    url = urlsplit(server.url)
+    return url._replace(netloc=f"{url.username}@{url.hostname}:{url.port}").geturl()
 
 
 async def numbers(url: str) -> Any:

@@ -1,11 +1,14 @@
 """The list of dead letters, and how many there are of each error."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.page import Page
-from app.console.rendering import command
+from app.console.rendering import command, number
 from app.console.visit import Visit
 from app.routers.dead_letters import DeadLetterQuery, GroupQuery, dead_letter_groups, list_of_dead_letters
+from app.schemas.dead_letters import DeadLetterGroupPage
 
 _COLUMNS = (
     "subscription",
@@ -30,7 +33,7 @@ async def show_groups(visit: Visit) -> Response:
     query = visit.list_query(GroupQuery)
     found = await dead_letter_groups(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        return visit.csv_of("dead-letter-groups", _GROUP_COLUMNS, found.items)
+        return visit.csv_of("dead-letter-groups", _GROUP_COLUMNS, found.items, lacks=_lacks(found))
     asked = query.model_dump(
         exclude={"limit", "reason"} | ({"sort"} if query.sort == "count" else set()), exclude_none=True
     )
@@ -44,12 +47,22 @@ async def show_groups(visit: Visit) -> Response:
     )
 
 
+def _lacks(found: DeadLetterGroupPage) -> str | None:
+    """Return what a file of these groups does not have."""
+    left_out = found.groups - len(found.items)
+    lacks = [f"{number(left_out)} groups are left out."] if left_out > 0 else []
+    if not found.complete:
+        lacks.append(f"Only the newest {number(found.looked_at)} dead letters were counted.")
+    return " ".join(lacks) or None
+
+
 async def show_list(visit: Visit) -> Response:
     """Show a page of dead letters, newest first."""
     query = visit.list_query(DeadLetterQuery, count="cursor" not in visit.asked)
-    found = await list_of_dead_letters(visit.runtime, visit.caller, query)
+    read = partial(list_of_dead_letters, visit.runtime, visit.caller)
     if visit.wants_csv:
-        return visit.csv_of("dead-letters", _COLUMNS, found.items)
+        return await visit.csv_of_list("dead-letters", _COLUMNS, query, read)
+    found = await read(query)
     asked = query.model_dump(exclude={"limit", "cursor", "count", "reason"}, exclude_none=True)
     return visit.page(
         "dead_letters.html",

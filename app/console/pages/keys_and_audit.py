@@ -1,5 +1,7 @@
 """The API keys, and the changes that people made."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.page import Page
@@ -15,9 +17,10 @@ _AUDIT_COLUMNS = ("audit_id", "at", "actor", "key_id", "role", "what", "target",
 async def show_keys(visit: Visit) -> Response:
     """Show a page of API keys."""
     query = visit.list_query(ApiKeyQuery, count=True)
-    found = await list_api_keys(visit.runtime, query)
+    read = partial(list_api_keys, visit.runtime)
     if visit.wants_csv:
-        return visit.csv_of("keys", _KEY_COLUMNS, found.items)
+        return await visit.csv_of_list("keys", _KEY_COLUMNS, query, read)
+    found = await read(query)
     return visit.page(
         "keys.html",
         rows=found.items,
@@ -32,9 +35,10 @@ async def show_keys(visit: Visit) -> Response:
 async def show_audit(visit: Visit) -> Response:
     """Show a page of the audit."""
     query = visit.list_query(AuditQuery, count=True)
-    found = await get_audit(visit.runtime, query)
+    read = partial(get_audit, visit.runtime)
     if visit.wants_csv:
-        return visit.csv_of("audit", _AUDIT_COLUMNS, found.items)
+        return await visit.csv_of_list("audit", _AUDIT_COLUMNS, query, read)
+    found = await read(query)
     asked = query.model_dump(exclude={"limit", "cursor", "key_id", "count"}, exclude_none=True, exclude_defaults=True)
     return visit.page(
         "audit.html",

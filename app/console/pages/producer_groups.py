@@ -1,5 +1,7 @@
 """The list of producer groups, and one with its check URLs and its undecided transactions."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.page import Page
@@ -29,17 +31,19 @@ _COLUMNS = (
 async def show_list(visit: Visit) -> Response:
     """Show a page of producer groups."""
     query = visit.list_query(ProducerGroupQuery, standing=True, count=True)
-    found = await list_groups(visit.runtime, visit.caller, query)
+    read = partial(list_groups, visit.runtime, visit.caller)
     if visit.wants_csv:
-        return visit.csv_of(
+        return await visit.csv_of_list(
             "producer-groups",
             _COLUMNS,
-            found.items,
+            query,
+            read,
             check_urls=lambda one: " ".join(one.check_urls),
             in_doubt=lambda one: one.standing.in_doubt,
             parked=lambda one: one.standing.parked,
             last_error=lambda one: next((url.last_error for url in one.urls if url.last_error), None),
         )
+    found = await read(query)
     return visit.page(
         "producer_groups.html",
         rows=found.items,

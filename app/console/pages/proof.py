@@ -15,6 +15,7 @@ from app.finding_kinds import MEANINGS, Kind
 from app.operations.proof_report import last_report
 from app.routers.proof_report import get_report
 from app.routers.reconciliation import (
+    PAGE_MAX,
     FindingQuery,
     ReconciliationQuery,
     get_finding,
@@ -31,12 +32,14 @@ _COLUMNS = ("finding_id", "day", "kind", "state", "subject", "transaction_id", "
 
 async def show_proof(visit: Visit) -> Response:
     """Show the last run, the days and the open findings by kind."""
-    query = visit.query(ReconciliationQuery, limit=30)
+    query = visit.query(ReconciliationQuery, limit=PAGE_MAX if visit.wants_csv else 30)
     shown = await get_reconciliation(visit.runtime, query)
     if visit.wants_csv:
         found = {"counts": lambda day: day.counts.get("half", 0), "found": lambda day: sum(day.found.values())}
         scores = {part: partial(lambda day, part: day.score.get(part), part=part) for part in _SCORES}
-        return visit.csv_of("proof", (*_DAY_COLUMNS, *_SCORES), shown.days.items, **found, **scores)
+        before = shown.days.next_cursor
+        lacks = None if before is None else f"Earlier days are at {visit.here(days_before=str(before))}"
+        return visit.csv_of("proof", (*_DAY_COLUMNS, *_SCORES), shown.days.items, lacks=lacks, **found, **scores)
     return visit.page(
         "proof.html",
         shown=shown,
@@ -96,9 +99,10 @@ def _trend(days: Sequence[DayShown]) -> list[Chart]:
 async def show_findings(visit: Visit) -> Response:
     """Show a page of findings, newest day first."""
     query = visit.list_query(FindingQuery, count=True)
-    found = await list_of_findings(visit.runtime, query)
+    read = partial(list_of_findings, visit.runtime)
     if visit.wants_csv:
-        return visit.csv_of("findings", _COLUMNS, found.items)
+        return await visit.csv_of_list("findings", _COLUMNS, query, read)
+    found = await read(query)
     return visit.page(
         "findings.html",
         query=query,

@@ -37,7 +37,8 @@ async def show(visit: Visit) -> Response:
     text = visit.asked.get("q", "").strip()
     found = await _search(visit, text) if text else SearchResult(hits=[], more=False)
     if visit.wants_csv:
-        return visit.csv_of("search", _COLUMNS, found.hits)
+        lacks = "More is found of a kind than a search lists." if found.more else None
+        return visit.csv_of("search", _COLUMNS, found.hits, lacks=lacks)
     return visit.page(
         "search.html",
         text=text,

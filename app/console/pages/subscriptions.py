@@ -1,5 +1,6 @@
 """The list of subscriptions, and one with its lag, its breaker, its shards and its replays."""
 
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -33,12 +34,13 @@ _COLUMNS = (
 async def show_list(visit: Visit) -> Response:
     """Show a page of subscriptions."""
     query = visit.list_query(SubscriptionQuery, standing=True, count=True)
-    found = await list_subscriptions(visit.runtime, visit.caller, query)
+    read = partial(list_subscriptions, visit.runtime, visit.caller)
     if visit.wants_csv:
-        return visit.csv_of(
+        return await visit.csv_of_list(
             "subscriptions",
             _COLUMNS,
-            found.items,
+            query,
+            read,
             topics=lambda one: " ".join(one.topics),
             destination=address_of,
             waiting=lambda one: standing_of(one).messages,
@@ -46,6 +48,7 @@ async def show_list(visit: Visit) -> Response:
             dead_letters=lambda one: standing_of(one).dead_letters,
             last_error=lambda one: standing_of(one).last_error,
         )
+    found = await read(query)
     return visit.page(
         "subscriptions.html",
         rows=[(one, address_of(one)) for one in found.items],

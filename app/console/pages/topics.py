@@ -1,6 +1,7 @@
 """The list of topics and the subscriptions that take them."""
 
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 
@@ -15,14 +16,15 @@ _COLUMNS = ("topic", "messages", "per_s", "last_at", "unrouted", "first_seen_at"
 async def show_list(visit: Visit) -> Response:
     """Show a page of topics."""
     query = visit.list_query(TopicQuery, traffic=True, count=True)
-    found = await get_topics(visit.runtime, visit.caller, query)
+    read = partial(get_topics, visit.runtime, visit.caller)
     if visit.wants_csv:
-        traffic = {
+        traffic: dict[str, Any] = {
             name: partial(lambda one, name: getattr(one.traffic, name), name=name)
             for name in ("messages", "per_s", "last_at", "unrouted")
         }
-        takers = {"subscriptions": lambda one: " ".join(one.subscriptions)}
-        return visit.csv_of("topics", _COLUMNS, found.items, **takers, **traffic)
+        takers: dict[str, Any] = {"subscriptions": lambda one: " ".join(one.subscriptions)}
+        return await visit.csv_of_list("topics", _COLUMNS, query, read, **takers, **traffic)
+    found = await read(query)
     return visit.page(
         "topics.html",
         rows=found.items,

@@ -1,5 +1,7 @@
 """The list of transactions, and one transaction with its timeline, its deliveries and its bodies."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.body_view import body_of
@@ -10,6 +12,7 @@ from app.console.visit import Visit
 from app.routers.delivery_reasons import WhyQuery, get_delivery
 from app.routers.messages import read_bodies
 from app.routers.transactions import TransactionQuery, get_transaction, list_of_transactions
+from app.schemas.transactions import TransactionRow, TransactionShown
 from app.store.relay.announcements import GROUP
 from app.verdicts import DeliveryReason, State
 
@@ -85,14 +88,19 @@ async def show_list(visit: Visit) -> Response:
     internal = visit.asked.get("internal") == "1" or query.producer_group == GROUP
     is_counted = internal or query.producer_group is not None or query.state not in (None, State.COMMITTED)
     query = query.model_copy(update={"count": is_counted and query.cursor is None})
-    found = await list_of_transactions(visit.runtime, visit.caller, query)
-    rows = [row for row in found.items if internal or row.producer_group != GROUP]
+    read = partial(list_of_transactions, visit.runtime, visit.caller)
+
+    def is_shown(row: TransactionRow) -> bool:
+        return internal or row.producer_group != GROUP
+
     if visit.wants_csv:
         last = {
             "last_check": lambda row: row.last_check and row.last_check.at,
             "last_answer": lambda row: row.last_check and row.last_check.outcome.value,
         }
-        return visit.csv_of("transactions", _COLUMNS, rows, **last)
+        return await visit.csv_of_list("transactions", _COLUMNS, query, read, keep=is_shown, **last)
+    found = await read(query)
+    rows = [row for row in found.items if is_shown(row)]
     shown = {name: visit.asked[name] for name in ("state", "source", *_YES_OR_NO) if name in visit.asked}
     asked = query.model_dump(
         exclude={"limit", "cursor", "count", "sort", "producer_group", *_YES_OR_NO}, exclude_none=True
@@ -122,7 +130,7 @@ async def show_one(visit: Visit) -> Response:
     transaction_id = visit.path["transaction_id"]
     shown = await get_transaction(visit.runtime, visit.caller, transaction_id)
     if visit.wants_csv:
-        return visit.csv_of("transaction", _ENTRY_COLUMNS, shown.timeline)
+        return visit.csv_of("transaction", _ENTRY_COLUMNS, shown.timeline, lacks=_lacks(shown))
     why = await get_delivery(visit.runtime, visit.caller, transaction_id, WhyQuery())
     bodies = await read_bodies(visit.runtime, visit.caller, shown.transaction_id, min(_BODIES, len(shown.messages)))
     return visit.page(
@@ -139,6 +147,16 @@ async def show_one(visit: Visit) -> Response:
         command_shown=command("transactions", "show", str(transaction_id)),
         now=visit.runtime.clock.now(),
     )
+
+
+def _lacks(shown: TransactionShown) -> str | None:
+    """Return what a file of this timeline does not have."""
+    lacks = []
+    if shown.attempts_cursor is not None:
+        lacks.append(f"GET /transactions/{shown.transaction_id}/attempts has the earlier attempts.")
+    if shown.deliveries_cursor is not None:
+        lacks.append(f"GET /transactions/{shown.transaction_id}/deliveries has the other deliveries.")
+    return " ".join(lacks) or None
 
 
 PAGES = [
