@@ -118,12 +118,9 @@ def remove_expired(connection: Connection, files: Files, root: str, before: date
 
     Return how many could not be removed; the next run tries again.
     """
-    here = {day.day: day for day in records.days(connection)}
     failed = 0
-    for day in archived_days(files, root):
-        row = here.get(day)
-        if row is None or row.state != "gone" or row.ended >= before:
-            continue
+    for row in expired_days(connection, files, root, before):
+        day = row.day
         # The row changes first, because an answer must not name a removed archive.
         with connection.transaction():
             if row.archive is not None and is_below(row.archive, root):
@@ -136,6 +133,13 @@ def remove_expired(connection: Connection, files: Files, root: str, before: date
             failed += 1
             progress.say("not_removed", f"The archive of {day} could not be removed: {root_cause(str(error))}", day=day)
     return failed
+
+
+def expired_days(connection: Connection, files: Files, root: str, before: datetime) -> list[ArchivedDay]:
+    """Return the days with directories in an archive that are gone from Postgres and ended before `before`."""
+    here = {day.day: day for day in records.days(connection)}
+    found = [here[day] for day in archived_days(files, root) if day in here]
+    return [row for row in found if row.state == "gone" and row.ended < before]
 
 
 def archived_days(files: Files, root: str) -> list[date]:

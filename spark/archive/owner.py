@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import uuid4
 
 from spark.archive import records
 from spark.archive.addresses import root_of, roots
 from spark.archive.files import sync
 from spark.archive.records import ArchivedDay
-from spark.engine.filesystem import FAILURES, Files, is_below
+from spark.engine.filesystem import FAILURES, Files, is_below, normal
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.postgres import audit
@@ -47,9 +48,10 @@ def own(connection: Connection, files: Files, root: str, *, adopt: bool) -> None
 
 @dataclass(frozen=True, slots=True)
 class OwnRoots:
-    """The locations at which a database has or had archives and which it still owns, and those that are unreachable.
+    """The locations at which a database has or had archives and which it owns, and those that cannot be looked at.
 
-    `unreachable`: why, by location. A location that is empty or belongs to another database now is in neither.
+    `unreachable`: why, by location. A location that no day has its archive at, and which is empty or belongs to another
+    database now, is in neither.
     """
 
     owned: list[str]
@@ -59,15 +61,31 @@ class OwnRoots:
 def own_roots(connection: Connection, files: Files) -> OwnRoots:
     """Look at every location that the database names, also those from before a change of HALFNOTE_ARCHIVE."""
     found, identity = OwnRoots([], {}), records.identity(connection)
+    needed = {normal(root_of(day.archive)) for day in records.days(connection) if day.archive is not None}
     for root in roots(connection):
         try:
-            if _owner(files, f"{root}/{OWNER}") == identity:
-                found.owned.append(root)
+            owner = _owner(files, f"{root}/{OWNER}")
         except RunFailedError as error:
             found.unreachable[root] = str(error)
         except FAILURES as error:
             found.unreachable[root] = root_cause(str(error))
+        else:
+            if owner == identity:
+                found.owned.append(root)
+            elif root in needed:
+                missing = f"{OWNER} is missing. Is it mounted?"
+                found.unreachable[root] = missing if owner is None else f"it belongs to another database ({owner})."
     return found
+
+
+def is_same_storage(files: Files, one: str, other: str) -> bool:
+    """Return whether two locations lead to the same directory, as over a link or a second mount."""
+    probe = f"probe-{uuid4()}"
+    files.write_text(f"{one}/{probe}", "")
+    try:
+        return files.exists(f"{other}/{probe}")
+    finally:
+        files.remove(f"{one}/{probe}")
 
 
 def wrong_owners(connection: Connection, files: Files, archived: Sequence[ArchivedDay], progress: Progress) -> int:

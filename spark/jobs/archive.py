@@ -13,7 +13,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +22,14 @@ from pyspark.sql import SparkSession
 
 from spark.archive import records
 from spark.archive.addresses import moved_days, record_moved, refuse_moved
-from spark.archive.cleanup import DAY, finish_redactions, remove_attempt, remove_expired, remove_rubbish
+from spark.archive.cleanup import (
+    DAY,
+    expired_days,
+    finish_redactions,
+    remove_attempt,
+    remove_expired,
+    remove_rubbish,
+)
 from spark.archive.files import sync
 from spark.archive.layout import MANIFEST, NAMED_AT_MOST, manifest_of, problems
 from spark.archive.owner import own, own_roots, wrong_owners
@@ -30,7 +37,7 @@ from spark.archive.records import ArchivedDay
 from spark.archive.removal import REPLACES, has_all, is_named, lacking
 from spark.archive.replacement import refuse_changed, replaced
 from spark.archive.writer import read_back, write_day
-from spark.engine.filesystem import FAILURES, Files, files_for, is_below, name_of, normal
+from spark.engine.filesystem import FAILURES, Files, files_for, name_of, normal
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import session
@@ -107,23 +114,38 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
                 raise
             failed += 1
             progress.say("archive_failed", f"{day.day} was not archived: {root_cause(str(error))}", day=day.day)
-    # What the location before a change of HALFNOTE_ARCHIVE has is kept no longer than the rest.
-    known = own_roots(connection, files)
-    failed += _unreachable(connection, known.unreachable, progress)
-    for place in (root, *(one for one in known.owned if one != normal(root))):
+    before = None if kept_s is None else records.now(connection) - timedelta(seconds=kept_s)
+    earlier = _earlier(connection, files, root, before, progress, clear=given.earlier_locations)
+    for place in (root, *earlier):
         failed += remove_rubbish(connection, files, place, progress, report=True)
-        if kept_s is not None:
-            before = records.now(connection) - timedelta(seconds=kept_s)
+        if before is not None:
             failed += remove_expired(connection, files, place, before, progress)
     return FAILED if failed else DONE
 
 
-def _unreachable(connection: Connection, found: Mapping[str, str], progress: Progress) -> int:
-    """Report the locations that cannot be reached; return at how many of them days have their archives."""
-    for place, why in found.items():
-        progress.say("archive_unreachable", f"The archive at {place} cannot be reached: {why}", archive=place)
-    archived = [day.archive for day in records.days(connection) if day.archive is not None]
-    return sum(any(is_below(one, place) for one in archived) for place in found)
+def _earlier(
+    connection: Connection, files: Files, root: str, before: datetime | None, progress: Progress, *, clear: bool
+) -> list[str]:
+    """Return the locations from before changes of HALFNOTE_ARCHIVE, with `clear`; report what cannot be looked at.
+
+    Only a person can say that they may be cleared: a copy of the database has the same identity, and its own archive.
+    Without `clear` this says where days are past their retention.
+    """
+    known = own_roots(connection, files)
+    for place, why in known.unreachable.items():
+        progress.say("archive_unreachable", f"The archive at {place} cannot be looked at: {why}", archive=place)
+    earlier = [one for one in known.owned if one != normal(root)]
+    if clear:
+        return earlier
+    for place in earlier:
+        expired = [] if before is None else expired_days(connection, files, place, before)
+        if expired:
+            words = (
+                f"{len(expired)} days are past their retention at {place}, where archives were written before. If this "
+                "database is no copy of another one, run halfnote archive --earlier-locations."
+            )
+            progress.say("archive_not_cleared", words, archive=place)
+    return []
 
 
 def _at_its_address(connection: Connection, files: Files, root: str, given: Namespace) -> None:

@@ -18,7 +18,9 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from spark.archive import records
+from spark.archive.addresses import root_of
 from spark.archive.cleanup import (
+    DAY,
     attempts,
     finish_redaction,
     finish_redactions,
@@ -27,7 +29,7 @@ from spark.archive.cleanup import (
 )
 from spark.archive.files import sync
 from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
-from spark.archive.owner import own_roots
+from spark.archive.owner import is_same_storage, own_roots
 from spark.archive.records import ArchivedDay, manifest_in
 from spark.archive.removal import is_named
 from spark.archive.writer import parquet_options
@@ -93,12 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             days = {message: _day_of(connection, message) for message in wanted}
             spark = session(given.master, jdbc=True, **CONF)
             unfinished = finish_redactions(connection, files_for(spark))
+            known = own_roots(connection, files_for(spark))
+            for root, why in known.unreachable.items():
+                print(f"{root} cannot be looked at, and may have the body: {why}", file=sys.stderr)
             for message, day in days.items():
                 found = records.day_of(connection, day)
                 if "rubbish" in manifest_in(found):
                     raise RunFailedError(" ".join(unfinished))
                 refuse_without_halves(files_for(spark), found)
-                _refuse_attempts(connection, files_for(spark), found)
+                _refuse_attempts(files_for(spark), found, known.owned)
                 _refuse_reissues(spark, connection, found, message, wanted)
             for message, day in days.items():
                 now = redact(spark, connection, records.day_of(connection, day), message, record)
@@ -217,15 +222,19 @@ def _refuse_copies(connection: Connection, day: date, message: Message) -> None:
         raise RunFailedError(f"Postgres has copies of the body: {named}. Drop or deliver them first.")
 
 
-def _refuse_attempts(connection: Connection, files: Files, day: ArchivedDay) -> None:
+def _refuse_attempts(files: Files, day: ArchivedDay, owned: Sequence[str]) -> None:
     """Raise RunFailedError if the archive has another attempt of the day, which may have the body.
 
-    It may be at the location before a change of HALFNOTE_ARCHIVE, or the copy that a move left there.
+    It may be at the location before a change of HALFNOTE_ARCHIVE, or the copy that a move left there. `owned`: the
+    locations of the database.
     """
-    known, own = own_roots(connection, files), normal(str(day.archive))
-    for root, why in known.unreachable.items():
-        print(f"{root} cannot be reached, and may have the body of {day.day}: {why}", file=sys.stderr)
-    others = [place for root in known.owned for place in attempts(files, root, day.day) if normal(place) != own]
+    own, root = normal(str(day.archive)), normal(root_of(str(day.archive)))
+    others = [
+        place
+        for place in {root, *owned}
+        if place == root or not files.exists(f"{place}/{DAY}{day.day}") or not is_same_storage(files, root, place)
+    ]
+    others = [place for one in sorted(others) for place in attempts(files, one, day.day) if normal(place) != own]
     copies = [place for place in others if is_named(day, name_of(place))]
     if copies:
         raise RunFailedError(

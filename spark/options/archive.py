@@ -29,5 +29,10 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--moved", action="store_true", help="record that archives were moved here, from the addresses the database has"
     )
+    made.add_argument(
+        "--earlier-locations",
+        action="store_true",
+        help="also remove what is not needed, and days past their retention, where archives were written before",
+    )
     made.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
     return made

@@ -96,24 +96,30 @@ def test_a_moved_archive_is_refused_until_its_new_address_is_recorded(
     assert attempts(new) == {moved}
 
 
-def test_an_earlier_location_is_cleared_as_the_present_one(
+def test_an_earlier_location_is_cleared_if_a_person_says_so(
     dsn: str, root: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """HALFNOTE_ARCHIVE was changed to an empty directory."""
-    second = tmp_path / "second"
+    second, third = tmp_path / "second", tmp_path / "third"
     change(dsn, ADD)
     assert run(dsn, second) == 0
-    assert (second in path_of(row_of(dsn).archive).parents, attempts(root)) == (True, set())
+    # A copy of the database would do the same.
+    assert (second in path_of(row_of(dsn).archive).parents, attempts(root)) == (True, {first})
+    assert run(dsn, second, "--earlier-locations") == 0
+    assert attempts(root) == set()
     # The third location gets nothing, and the day leaves the second one for its age.
     drop_tables(dsn)
-    assert run(dsn, tmp_path / "third", "--keep-s", str(86_400 * 30)) == 0
+    assert run(dsn, third, "--earlier-locations", "--keep-s", str(86_400 * 30)) == 0
+    capsys.readouterr()
+    assert run(dsn, third, "--keep-s", "86400") == 0
+    assert f"1 days are past their retention at file:{second}" in capsys.readouterr().err
+    owner = second / "halfnote.json"
+    hidden = owner.rename(second / "hidden")
+    assert run(dsn, third, "--earlier-locations", "--keep-s", "86400") == 0
+    assert f"The archive at file:{second} cannot be looked at: halfnote.json is missing" in capsys.readouterr().err
     assert (second / f"day={DAY}").exists()
-    owner = (second / "halfnote.json").read_text()
-    (second / "halfnote.json").write_text("{}")
-    assert run(dsn, tmp_path / "third", "--keep-s", "86400") == 1
-    assert f"The archive at file:{second} cannot be reached" in capsys.readouterr().err
-    (second / "halfnote.json").write_text(owner)
-    assert run(dsn, tmp_path / "third", "--keep-s", "86400") == 0
+    hidden.rename(owner)
+    assert run(dsn, third, "--earlier-locations", "--keep-s", "86400") == 0
     assert (row_of(dsn).archive, (second / f"day={DAY}").exists()) == (None, False)
 
 
@@ -133,8 +139,21 @@ def test_a_copy_that_a_move_left_refuses_a_redaction(
     (root / "halfnote.json").write_text("{}")
     assert redact.main(asked) == 0
     printed = capsys.readouterr()
-    assert f"file:{root} cannot be reached, and may have the body of {DAY}" in printed.err
+    assert f"file:{root} cannot be looked at, and may have the body" in printed.err
     assert "is redacted" in printed.out
+
+
+def test_two_addresses_of_one_archive_are_no_copy(
+    archived_day_made: MadeDay, dsn: str, root: Path, first: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    shutil.move(root, new)
+    root.symlink_to(new)
+    assert run(dsn, new, "--moved") == 0
+    drop_tables(dsn)
+    asked = ["--database-url", dsn, f"{archived_day_made.ids[0]}-0", "--reason", "erasure request 17"]
+    assert redact.main(asked) == 0
+    assert sorted(one.name for one in new.iterdir()) == [f"day={DAY}", "halfnote.json"]
 
 
 def test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived(dsn: str, root: Path, first: Path) -> None:
