@@ -1,5 +1,6 @@
 """`halfnote transactions check | verdict | reissue | replay`: act on transactions."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -188,11 +189,15 @@ def _act(url: str, path: str, many: dict[str, Any], said: tuple[str, str], *, ye
     if many["dry_run"] or not found["matched"]:
         _print_answer({**found, "dry_run": many["dry_run"]}, done, as_json)
         return
-    if not as_json:
-        print(*found["transaction_ids"], sep="\n")
+    # With --json, stdout has the answer alone.
+    print(*found["transaction_ids"], sep="\n", file=sys.stderr if as_json else sys.stdout)
     must_agree(question.format(count=found["matched"]), "Nothing was done.", yes=yes)
     chosen = {**many, "transaction_ids": found["transaction_ids"]}
-    answer = call(url, "POST", path, content=chosen, as_json=as_json)
+    try:
+        answer = call(url, "POST", path, content=chosen, as_json=as_json)
+    except Refusal as refused:
+        text = f"{refused}\n  Some may have been {done} all the same. Repeat the command for the rest."
+        raise Refusal(text, code=refused.code, problem=refused.problem) from None
     if as_json:
         print_json({**answer, "more": found["more"]})
         return
