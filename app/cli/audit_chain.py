@@ -12,8 +12,10 @@ from app.cli.errors import WRONG_USAGE, Refusal
 
 # The first digits of a digest, which are enough to see that two differ.
 SHOWN = 12
-# A row is committed seconds after its `at`, by another clock than that of certificates.
-AGES_DIFFER = timedelta(hours=1)
+# A row is committed seconds after its `at`, and this machine's clock is another one than that of certificates.
+AGES_DIFFER = timedelta(days=1)
+# As the service's setting has it.
+KEPT_MOST_S = 36_500 * 86_400
 _KNOWN = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}|)")
 
 
@@ -35,10 +37,15 @@ def witness_of_certificate(file: Path) -> Witness:
     try:
         body = json.loads(file.read_bytes())["certificate"]
         audit, seen_at = body["audit"], datetime.fromisoformat(body["seen_at"]).astimezone(UTC)
-        return Witness(str(file), int(audit["place"]), str(audit["digest"]), seen_at, audit.get("kept_s"))
+        kept_s = audit.get("kept_s")
+        if kept_s is not None and not 0 < int(kept_s) <= KEPT_MOST_S:
+            raise ValueError(kept_s)
+        return Witness(
+            str(file), int(audit["place"]), str(audit["digest"]), seen_at, None if kept_s is None else int(kept_s)
+        )
     except OSError as error:
         raise Refusal(f"{file} cannot be read: {error.strerror}.", code=WRONG_USAGE) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise Refusal(
             f"{file} is no certificate that names a row of the audit. `halfnote certificate show` prints one.",
             code=WRONG_USAGE,
@@ -101,17 +108,26 @@ class Chain:
         if last["unchained"]:
             found.append(f"{last['unchained']} rows have no place in the chain.")
         found += [text for one in self.witnesses if (text := self._contradicts(one)) is not None]
-        return found + self._removed_early(timedelta(seconds=last["kept_s"]))
+        # A service of the version before does not say it.
+        kept_s = last.get("kept_s")
+        return found + ([] if kept_s is None else self._removed_early(timedelta(seconds=kept_s)))
 
     def _removed_early(self, kept: timedelta) -> list[str]:
         """Return as a text that rows are gone which are younger than rows are kept: later than a young witness.
 
-        The setting may have been raised: rows that were past their age by the setting of an earlier day may be gone.
+        The setting may have been raised. What a witness says of it holds until the next one: rows that were past their
+        age by then may be gone.
         """
-        told = [one for one in self.witnesses if one.at is not None]
-        ages = [datetime.now(UTC) - kept]
-        ages += [one.at - timedelta(seconds=one.kept_s) for one in told if one.at and one.kept_s is not None]
-        young = [one for one in told if one.at and one.at > max(ages) + AGES_DIFFER and one.place < self.before]
+        dated = sorted(((one.at, one) for one in self.witnesses if one.at is not None), key=lambda pair: pair[0])
+        now = datetime.now(UTC)
+        until = [*(at for at, _ in dated), now][1:]
+        ages = [now - kept]
+        ages += [
+            end - timedelta(seconds=one.kept_s)
+            for end, (_, one) in zip(until, dated, strict=True)
+            if one.kept_s is not None
+        ]
+        young = [one for at, one in dated if at > max(ages) + AGES_DIFFER and one.place < self.before]
         if not young:
             return []
         first = min(young, key=lambda one: one.place)

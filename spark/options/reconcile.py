@@ -42,6 +42,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         made.error("--producer-ledger-complete needs --producer-ledger")
     if options.consumer_ledger_complete and not options.consumer_ledger:
         made.error("--consumer-ledger-complete needs --consumer-ledger")
+    names = {one.name for one in options.installations}
+    if unknown := [name for name, _ in options.audit_keep_s_of if name not in names]:
+        made.error(f"--audit-keep-s-of names {unknown[0]}, which is no installation of this run")
     if options.certificate_command and options.certificate_key:
         made.error("give either --certificate-key or --certificate-command")
     if options.certificate_command and not options.certificate_public_key:
@@ -183,6 +186,15 @@ def _add_audit(made: argparse.ArgumentParser) -> None:
     )
     default = os.environ.get(AUDIT_KEEP) or str(AUDIT_KEEP_S)
     made.add_argument("--audit-keep-s", type=given_keep_s, metavar="S", default=default, help=kept)
+    of_one = "the same for one of several installations; repeatable"
+    made.add_argument("--audit-keep-s-of", type=_keep_s_of, action="append", default=[], metavar="NAME=S", help=of_one)
+
+
+def _keep_s_of(value: str) -> tuple[str, int]:
+    name, equals, seconds = value.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError("must be NAME=S, with the name of an installation")
+    return name, given_keep_s(seconds)
 
 
 def _path(value: str | None) -> Path | None:

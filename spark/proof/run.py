@@ -103,6 +103,13 @@ class Run:
         )
         return read
 
+    @property
+    def audit_keep_s(self) -> int:
+        """How long the installation keeps rows of its audit, in seconds."""
+        of_one: dict[str, int] = dict(self._options.audit_keep_s_of)
+        name = self.installation.name if self.installation is not None else ""
+        return of_one.get(name, int(self._options.audit_keep_s))
+
     def _wish(self) -> Wish:
         options = self._options
         return Wish(
@@ -111,7 +118,7 @@ class Run:
             options.margin_s,
             sla_s=options.sla_s,
             ledgers=any(one is not None for one in (options.producer_ledger, options.consumer_ledger)),
-            audit_keep_s=options.audit_keep_s,
+            audit_keep_s=self.audit_keep_s,
         )
 
     def prove(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
@@ -187,7 +194,7 @@ class Run:
         return replace(made, said=f"{made.said}; contradicted certificates in --out: {named}", open=True)
 
     def _write_certificates(self, run_id: int) -> None:
-        documents = certify.write(self.database, run_id, self._made, self._signer, self._options.audit_keep_s)
+        documents = certify.write(self.database, run_id, self._made, self._signer, self.audit_keep_s)
         for day, document in documents.items():
             if self.output is not None:
                 self.output.write_certificate(day, document)

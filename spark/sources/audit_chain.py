@@ -19,7 +19,7 @@ from spark.sources.scan import reported_once, rows_of, write_found
 DIGEST = """sha256(convert_to(jsonb_build_array(a.place, encode({before}, 'hex'), a.audit_id,
     to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), a.actor, a.key_id, a.role, a.what, a.target,
     a.detail)::text, 'UTF8'))"""
-# So many of the newest certificates are compared: a year of days that are certified once a day.
+# The rows that so many of the newest certificates name are compared: a year of days that are certified once a day.
 CERTIFICATES = 400
 # A row is committed seconds after its `at`, by another clock than that of certificates.
 AGES_DIFFER = "1 hour"
@@ -29,19 +29,20 @@ AGES_DIFFER = "1 hour"
 # first certificate that differs is enough.
 #
 # A row after the place that a certificate names is younger than that certificate. So it must not be gone while the
-# certificate is younger than rows are kept, by the setting of this run or of the run that wrote a certificate: the
-# setting may have been raised. The same holds for the time since which audit rows are complete. That of verdicts is set
-# by a migration, once.
+# certificate is younger than rows are kept: by the setting of this run, or of the run that wrote a certificate until
+# the next one, because the setting may have been raised. All certificates count here. The same holds for the time since
+# which audit rows are complete. That of verdicts is set by a migration, once.
 BROKEN = f"""
 with known as materialized (
   select sequence, (audit ->> 'place')::bigint as place, decode(audit ->> 'digest', 'hex') as digest,
-    seen_at, seen_at - (audit ->> 'kept_s')::bigint * interval '1 second' as kept_from,
+    seen_at, coalesce(lead(seen_at) over (order by seen_at, sequence), '{{seen}}'::timestamptz)
+      - (audit ->> 'kept_s')::bigint * interval '1 second' as kept_from,
     (audit ->> 'verdicts_since')::timestamptz as verdicts_since
   from (
     select sequence, document::jsonb -> 'certificate' -> 'audit' as audit,
       (document::jsonb -> 'certificate' ->> 'seen_at')::timestamptz as seen_at
-    from day_certificate order by sequence desc limit {CERTIFICATES}
-  ) newest
+    from day_certificate
+  ) written
 ), kept as (
   select greatest('{{seen}}'::timestamptz - interval '{{audit_keep_s}} seconds', max(kept_from))
     + interval '{AGES_DIFFER}' as since
@@ -70,7 +71,7 @@ where c.place is null
 union all
 (
   select 'certificate ' || k.sequence, a.audit_id, k.place, c.place, 'certified'
-  from known k
+  from (select * from known order by sequence desc limit {CERTIFICATES}) k
   left join audit_chain c on true
   left join audit a on a.place = k.place
   where k.place > coalesce(c.forgotten_place, 0) and a.digest is distinct from k.digest

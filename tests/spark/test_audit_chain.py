@@ -245,6 +245,18 @@ def test_rows_that_went_by_a_shorter_setting_of_an_earlier_day_are_no_finding(ch
     assert broken(chained) == [(6, "removed early")]
 
 
+def test_what_went_until_the_setting_was_raised_is_no_finding(chained: str) -> None:
+    """Upkeep went on by the shorter one after the last certificate that says so."""
+    now = datetime.now(UTC)
+    certify(chained, 1, 3, now - timedelta(days=30, hours=10), 30 * 86_400)
+    certify(chained, 2, 5, now - timedelta(hours=12), 30 * 86_400)
+    forget(chained, 4)
+    rows(chained, "insert into evidence_since values ('audit', now() - interval '30 days 2 hours') returning 1")
+    assert broken(chained) == []
+    certify(chained, 3, 9, now - timedelta(hours=11, minutes=30))
+    assert broken(chained) == [(4, "removed early"), (0, "since")]
+
+
 def test_a_later_beginning_of_the_evidence_contradicts_a_certificate(chained: str) -> None:
     certify(chained, 1, 9, datetime.now(UTC), AUDIT_KEEP_S)
     assert broken(chained) == []

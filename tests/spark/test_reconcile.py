@@ -10,9 +10,11 @@ import pyarrow.dataset
 import pytest
 
 from app.config import Settings
+from spark.engine.signals import Interrupts
 from spark.options.reconcile import parsed
 from spark.postgres.connections import RUN_LOCK
 from spark.proof import store_results
+from spark.proof.run import Run
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -217,6 +219,7 @@ def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) ->
         ["--usual-share", "1"],
         ["--usual-share-of", "order=0"],
         ["--audit-keep-s", "86399"],
+        ["--audit-keep-s-of", "us=86400"],
     ],
 )
 def test_wrong_usage(dsn: str, options: list[str]) -> None:
@@ -243,6 +246,10 @@ def test_how_long_the_audit_is_kept_is_the_services_setting(
     assert parsed(["--database-url", "x"]).audit_keep_s == Settings.model_fields["audit_keep_s"].default
     monkeypatch.setenv("HALFNOTE_AUDIT_KEEP_S", "86400")
     assert parsed(["--database-url", "x"]).audit_keep_s == 86_400
+    two = ["--database-url", "eu=postgresql://x", "--database-url", "us=postgresql://y"]
+    options = parsed([*two, "--audit-keep-s-of", "us=172800"])
+    kept = [Run(options, Interrupts(), "", installation=one).audit_keep_s for one in options.installations]
+    assert kept == [86_400, 172_800]
     monkeypatch.setenv("HALFNOTE_AUDIT_KEEP_S", "a year")
     with pytest.raises(SystemExit, match="2"):
         parsed(["--database-url", "x"])
