@@ -78,6 +78,9 @@ class ConnectedClients:
     def __init__(self) -> None:
         # By keys as well: a client cannot take the place of one that has other rights.
         self._by_id: dict[tuple[str, ApiKeys], ConnectedClient] = {}
+        # All with an open stream, also those without settings yet and those that another stream replaced.
+        self._open: set[ConnectedClient] = set()
+        self._is_closed = False
         self._turn: dict[str, int] = {}
         # By hash: a client chooses the length of its id, and two of one hash only get fewer messages at a time.
         self._unordered: dict[int, None] = {}
@@ -90,6 +93,12 @@ class ConnectedClients:
         """Return the client with this id and these rights."""
         return self._by_id.get((client_id, keys))
 
+    def opened(self, client: ConnectedClient) -> None:
+        """Note a client's new stream. After `close` it ends at once."""
+        self._open.add(client)
+        if self._is_closed:
+            client.end()
+
     def add(self, client: ConnectedClient) -> None:
         """Add a client, or replace its former stream."""
         self._by_id[client.client_id, client.keys] = client
@@ -97,6 +106,7 @@ class ConnectedClients:
 
     def remove(self, client: ConnectedClient) -> None:
         """Remove a client whose stream ended, unless a new one replaced it."""
+        self._open.discard(client)
         if self.get(client.client_id, client.keys) is client:
             del self._by_id[client.client_id, client.keys]
             self.on_change()
@@ -121,7 +131,8 @@ class ConnectedClients:
 
     def close(self) -> None:
         """End all streams, so that the clients connect elsewhere."""
-        for client in self._by_id.values():
+        self._is_closed = True
+        for client in self._open:
             client.end()
 
     def producers_of(self, topic: str, keys: ApiKeys) -> list[ConnectedClient]:

@@ -46,7 +46,7 @@ class SentAnswer:
     """An answer with messages to a client, and the stream by which this one was connected as it was written."""
 
     def __init__(self, stream: ConnectionTimes | None) -> None:
-        self._stream = stream
+        self._stream, self.was_reported = stream, False
         # When its end was written; until then a break ends the call.
         self._written_at: float | None = None
 
@@ -166,9 +166,10 @@ class Renewals:
             if now > one.until or now - one.since > RENEWED_MOST_S or tried_long_ago:
                 del self._held[handle]
             elif one.answer is not None and one.answer.may_be_lost:
-                # If the client has it all the same, it is settled in time, or comes again.
-                log.info("rocketmq_answer_may_be_lost", subscription=one.subscription)
-                del self._held[handle]
+                # If the client names the message in time, the answer has arrived, and the others are renewed again.
+                if not one.answer.was_reported:
+                    one.answer.was_reported = True
+                    log.info("rocketmq_answer_may_be_lost", subscription=one.subscription)
             elif one.until - now <= AHEAD_S and self._clients.get(one.client_id, one.keys) is not None:
                 due[one.subscription, one.keys, one.held_s].append(handle)
         free, begun = asyncio.Semaphore(AT_ONCE), time.monotonic()

@@ -43,6 +43,8 @@ IDLE_MS = 120_000
 STREAMS_MAX = 1000
 # For each connection that the gateway takes: a stream of settings, and receives that wait, one for each topic.
 CALLS_PER_CONNECTION = 16
+# The refusals at the end of the drain are sent in this time.
+REFUSED_WITHIN_S = 1.0
 # The logger of gRPC, and its error when it cannot send an answer because the call has ended.
 GRPC_LOGGER, NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError"
 
@@ -127,12 +129,20 @@ async def serve_gateway(options: GatewayOptions) -> None:
         clients.close()
         service.stop()
         # At the same time, so that the process ends after one drain.
-        await asyncio.gather(remoting.stop(), server.stop(options.limits.drain_s))
+        await asyncio.gather(remoting.stop(), _drain(server, service, options.limits.drain_s))
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing
         await operations.stop()
         await api.aclose()
+
+
+async def _drain(server: grpc.aio.Server, service: MessagingService, drain_s: float) -> None:
+    """Stop the server. Calls that run after `drain_s` seconds are refused; gRPC would cancel them, with tracebacks."""
+    stopping = asyncio.create_task(server.stop(drain_s + REFUSED_WITHIN_S))
+    await asyncio.wait((stopping,), timeout=drain_s)
+    service.give_up()
+    await stopping
 
 
 def _without_ended_calls(record: logging.LogRecord) -> bool:
@@ -168,6 +178,8 @@ def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
         # A client that disappears without a word is noticed.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # Its default of a minute would count instead.
+        ("grpc.http2.ping_timeout_ms", 20_000),
     ]
 
 

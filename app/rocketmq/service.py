@@ -85,7 +85,8 @@ class MessagingService:
         self.connections = ConnectionLimit(limits.connections)
         # The tasks that wait for a request.
         self._arriving: set[asyncio.Task[Any]] = set()
-        self._stopping = False
+        self._running: set[asyncio.Task[Any]] = set()
+        self._stopping = self._given_up = False
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "QueryRoute": self._unary(sessions.route, protocol.QueryRouteRequest, protocol.QueryRouteResponse),
             "QueryAssignment": self._unary(
@@ -126,6 +127,12 @@ class MessagingService:
         """
         self._stopping = True
         for task in self._arriving:
+            task.cancel()
+
+    def give_up(self) -> None:
+        """Refuse the calls that still run at the end of the drain, for the same reason."""
+        self._given_up = True
+        for task in self._running:
             task.cancel()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -175,6 +182,10 @@ class MessagingService:
                         answered = await method(_parsed(request_type, content), call)
             except CallRefused as refused:
                 answered = refused_with(status=refused.status)
+            except asyncio.CancelledError:
+                if not self._given_up:
+                    raise
+                answered = refused_with(status=_stops().status)
             except Exception:
                 log.exception("rocketmq_call_failed", method=method.__name__)
                 answered = refused_with(status=_UNEXPECTED)
@@ -189,8 +200,14 @@ class MessagingService:
     @contextmanager
     def _admitted(self, context: RequestContext) -> Iterator[ClientCall]:
         """Yield who calls, and count the connection meanwhile. Raises CallRefused."""
-        with self.connections.call(context.peer()):
-            yield client_call(context, self._credentials)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            with self.connections.call(context.peer()):
+                yield client_call(context, self._credentials)
+        finally:
+            self._running.discard(task)
 
     @asynccontextmanager
     async def _held(self, size: int) -> AsyncIterator[None]:
@@ -208,6 +225,8 @@ class MessagingService:
 
     async def _arrived(self, context: RequestContext) -> bytes:
         """Return the next request of a call. Raises CallRefused if it does not arrive in time."""
+        if self._stopping:
+            raise _stops()
         # A read that is canceled would leave gRPC with memory that is freed. This one ends with its call.
         reading = asyncio.ensure_future(context.read())
         # If the call is canceled, or the request is late, it fails when the server stops, and no one awaits it.
@@ -252,6 +271,10 @@ class MessagingService:
         except CallRefused as refused:
             self._count("ReceiveMessage", refused.code, None)
             yield protocol.ReceiveMessageResponse(status=refused.status)
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+            yield protocol.ReceiveMessageResponse(status=_stops().status)
         except Exception:
             log.exception("rocketmq_call_failed", method="receive")
             self._count("ReceiveMessage", _UNEXPECTED.code, None)

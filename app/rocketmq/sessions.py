@@ -80,6 +80,7 @@ class ClientSessions:
     ) -> AsyncGenerator[TelemetryCommand, None]:
         """Answer settings, and send checks, until the client leaves. Raises CallRefused."""
         client = ConnectedClient(call.client_id, call.keys)
+        self._clients.opened(client)
         reader = asyncio.create_task(self._read(commands, client))
         reader.add_done_callback(lambda _: client.end())
         try:

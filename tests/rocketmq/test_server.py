@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequ
 from app.rocketmq.service import SERVICE
 from tests.support.certificates import Authority
 from tests.support.cli_runs import Run, run_alone
-from tests.support.gateway import LIMITS, WITHIN_S, GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.gateway import LIMITS, WITHIN_S, GatewayProcess, RocketClient, codes_of, message_of, producer_of
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 
@@ -317,6 +318,29 @@ async def test_calls_without_a_request_leave_no_traceback_at_a_stop(tmp_path: Pa
             await asyncio.wait(reading)
             for one in reading:
                 one.exception()
+    finally:
+        gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+async def test_streams_that_another_one_replaced_end_at_a_stop(tmp_path: Path) -> None:
+    """So do calls that begin within the drain."""
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9", "--drain-s", "30")
+    await gateway.start()
+    try:
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            rocket = RocketClient(channel)
+            streams = [(await rocket.connect(producer_of("order")))[0] for _ in range(2)]
+            calls = []
+            stopped = asyncio.create_task(asyncio.to_thread(gateway.stop))
+            begun = time.monotonic()
+            while not stopped.done():
+                calls.append(channel.stream_stream(f"/{SERVICE}/Telemetry")(metadata=rocket.metadata))
+                await asyncio.sleep(0.01)
+            assert await stopped == 0
+            assert time.monotonic() - begun < 25
+            for call in (*streams, *calls):
+                call.cancel()
     finally:
         gateway.stop()
     assert "Traceback" not in gateway.log.read_text()

@@ -124,6 +124,8 @@ class RemotingConnection:
         """Read no more requests. End the connection when those that were read are answered, or after the drain."""
         if self._reading is not None:
             self._reading.cancel()
+        # Also of a client that left before: what it sent is still answered.
+        asyncio.get_running_loop().call_later(self._drain_s, self._cancel_rest)
 
     async def _read_requests(self, answer: Answer) -> None:
         # A client that connects has something to say.
@@ -160,6 +162,9 @@ class RemotingConnection:
                 # What is written goes out first.
                 self._writer.close()
                 await self._writer.wait_closed()
+        self._cancel_rest()
+
+    def _cancel_rest(self) -> None:
         # As gRPC does: what still waits for the service would keep the process after its drain.
         for task in self._tasks:
             task.cancel()
