@@ -40,8 +40,9 @@ log = logging.getLogger("halfnote")
 WAIT_S = 20.0
 # How often `close` looks whether the time of a message in the body of a loop is over.
 LOOK_S = 0.5
-# The consumers whose handlers the running code belongs to. A task that a handler starts belongs to it as well.
-_handles: ContextVar[tuple["Consumer", ...]] = ContextVar("halfnote_consumers", default=())
+# The consumers whose handlers the running code belongs to, and the ends of the loops whose bodies it belongs to. A task
+# that a handler or a body starts belongs to it as well.
+_handles: ContextVar[tuple["Consumer | asyncio.Event", ...]] = ContextVar("halfnote_consumers", default=())
 
 
 class Consumer:
@@ -112,20 +113,24 @@ class Consumer:
                         task, self._worked_on = asyncio.current_task(), one
                         assert task is not None
                         task.add_done_callback(ended)
-                        _handles.set((*_handles.get(), self))
+                        # A loop that was left by `break` did not take its end away.
+                        rest = (other for other in _handles.get() if isinstance(other, Consumer) or not other.is_set())
+                        _handles.set((*rest, over))
                         yield one.message
-                        _handles.set(tuple(other for other in _handles.get() if other is not self))
+                        _handles.set(tuple(other for other in _handles.get() if other is not over))
                         task.remove_done_callback(ended)
                         over.clear()
                         self._worked_on = None
                         await self._acknowledge(one)
                 await self._acknowledged()
         finally:
-            self._worked_on = None
             try:
-                await self._give_back(None)
-                if self._closes_at_end:
-                    await self._close(None)
+                # An iterator that was left earlier ends late: what is held belongs to a newer loop.
+                if self._loop_over is over:
+                    self._worked_on = None
+                    await self._give_back(None)
+                    if self._closes_at_end:
+                        await self._close(None)
             finally:
                 over.set()
 
@@ -172,13 +177,12 @@ class Consumer:
         body is acknowledged after the body; if its time is over by then, it comes again.
         """
         self.stop()
-        is_inside = self in _handles.get()
-        if is_inside and not self._idle.is_set():
+        if self in _handles.get() and not self._idle.is_set():
             self._closes_at_end = True
             return
         try:
             await self._idle.wait()
-            if not is_inside:
+            if self._loop_over not in _handles.get():
                 await self._body_done()
         except BaseException:
             self._closes_at_end = True
@@ -189,7 +193,10 @@ class Consumer:
         if self._worked_on is not None:
             log.warning(WORKED_ON, self._worked_on.message.message_id)
             await self._close(error, but=self._worked_on)
-        self._closes_at_end = not self._loop_over.is_set()
+        self._closes_at_end = True
+        if self._loop_over.is_set():
+            # It ended meanwhile, and may have opened a connection again.
+            await self._close(error)
 
     async def _body_done(self) -> None:
         """Wait until a loop over `messages` is over, or the time of the message in its body is."""
@@ -374,7 +381,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._idle.is_set() and self in _handles.get():
+        if self._idle.is_set() and self._loop_over in _handles.get():
             # The block was left, and with it the loop in it.
             self.stop()
             await self._close(error)

@@ -111,11 +111,13 @@ class SyncConsumer:
                         self._acknowledge(one)
                 self._acknowledged()
         finally:
-            self._worked_on = None
             try:
-                self._give_back(None)
-                if self._closes_at_end:
-                    self._close(None)
+                # An iterator that was left earlier ends late: what is held belongs to a newer loop.
+                if self._loop_over is over:
+                    self._worked_on = None
+                    self._give_back(None)
+                    if self._closes_at_end:
+                        self._close(None)
             finally:
                 over.set()
 
@@ -176,7 +178,10 @@ class SyncConsumer:
         if (one := self._worked_on) is not None:
             log.warning(WORKED_ON, one.message.message_id)
             self._close(error, but=one)
-        self._closes_at_end = not self._loop_over.is_set()
+        self._closes_at_end = True
+        if self._loop_over.is_set():
+            # It ended meanwhile, and may have opened a connection again.
+            self._close(error)
 
     def _body_done(self) -> None:
         """Wait until a loop over `messages` is over, or the time of the message in its body is."""
@@ -194,10 +199,11 @@ class SyncConsumer:
         self._closing.set()
         if self._keeper is not None:
             self._keeper.join(self._consuming.attempt_s)
-        self._poster.shutdown()
+        poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.
             self._poster = ThreadPoolExecutor(1, POSTER)
+        poster.shutdown()
         self._driver.close(0)
 
     def _run(self, take: Callable[[Message], Any], at_once: int) -> None:

@@ -208,3 +208,43 @@ async def test_a_close_waits_no_longer_than_the_message_in_the_body_is_held(
     assert ("h2", False) in made.settled()[1]
     left = {*threading.enumerate()} - before
     assert [one.name for one in left if one.name.startswith("halfnote-leases")] == []
+
+
+async def test_the_end_of_a_block_waits_for_a_loop_of_another_task() -> None:
+    """A loop before it was left by `break`, in the task that leaves the block."""
+    coordinator = scripted(claimed(1), claimed(2), claimed())
+    began, goes_on = asyncio.Event(), asyncio.Event()
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        async for _ in consumer.messages():
+            break
+
+        async def loop() -> None:
+            async for _ in consumer.messages():
+                began.set()
+                await goes_on.wait()
+
+        task = asyncio.create_task(loop())
+        await began.wait()
+        asyncio.get_running_loop().call_later(0.2, goes_on.set)
+    assert goes_on.is_set()
+    await task
+    assert [one["handles"] for one in coordinator.asked(ACK)] == [["h2"]]
+    assert [one["handles"] for one in coordinator.asked(NACK)] == [["h1"]]
+
+
+@KINDS
+async def test_an_iterator_that_was_left_gives_back_nothing_of_a_newer_loop(
+    kind: type[Consumer | SyncConsumer],
+) -> None:
+    coordinator = scripted(claimed(1), claimed(2), claimed())
+    consumer: Any = kind(URL, "worker", transport=coordinator.transport())
+    left, newer = consumer.messages(), consumer.messages()
+    if isinstance(consumer, SyncConsumer):
+        assert (next(left) is not None, next(newer) is not None) == (True, True)
+        left.close()
+    else:
+        assert (await anext(left) is not None, await anext(newer) is not None) == (True, True)
+        await left.aclose()
+    back = [handle for one in coordinator.asked(NACK) for handle in one["handles"]]
+    await asyncio.to_thread(consumer.close) if isinstance(consumer, SyncConsumer) else await consumer.close()
+    assert back == ["h1"]
