@@ -242,9 +242,12 @@ async def test_an_iterator_that_was_left_gives_back_nothing_of_a_newer_loop(
     if isinstance(consumer, SyncConsumer):
         assert (next(left) is not None, next(newer) is not None) == (True, True)
         left.close()
+        back = [handle for one in coordinator.asked(NACK) for handle in one["handles"]]
+        newer.close()
     else:
         assert (await anext(left) is not None, await anext(newer) is not None) == (True, True)
         await left.aclose()
-    back = [handle for one in coordinator.asked(NACK) for handle in one["handles"]]
-    await asyncio.to_thread(consumer.close) if isinstance(consumer, SyncConsumer) else await consumer.close()
+        back = [handle for one in coordinator.asked(NACK) for handle in one["handles"]]
+        await newer.aclose()
     assert back == ["h1"]
+    consumer.close() if isinstance(consumer, SyncConsumer) else await consumer.close()
