@@ -96,6 +96,7 @@ def test_a_moved_archive_is_refused_until_its_new_address_is_recorded(
     assert attempts(new) == {moved}
 
 
+@pytest.mark.slow
 def test_an_earlier_location_is_cleared_if_a_person_says_so(
     dsn: str, root: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_copy_that_a_move_left_refuses_a_redaction(
     assert "is redacted" in printed.out
 
 
+@pytest.mark.slow
 def test_two_addresses_of_one_archive_are_no_copy(
     archived_day_made: MadeDay, dsn: str, root: Path, first: Path, tmp_path: Path
 ) -> None:

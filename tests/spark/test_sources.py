@@ -363,6 +363,7 @@ def test_a_day_that_lost_all_its_halves_is_compared(
         other.execute(f"delete from {lost} where true")
 
 
+@pytest.mark.slow
 def test_rules_over_frames_without_rows_have_looked_without_a_plan(
     spark: SparkSession, dsn: str, day: date, tmp_path: Path
 ) -> None:
