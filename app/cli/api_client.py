@@ -221,16 +221,19 @@ def problem_text(url: str, answer: httpx.Response) -> str:
 
 def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
     """Return a request's content: the file's, overridden by the given options. Raises Refusal."""
-    content: dict[str, Any] = {}
-    if file is not None:
-        try:
-            read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise Refusal(f"{file} cannot be read as JSON: {error}", code=2) from None
-        if not isinstance(read, dict):
-            raise Refusal(f"{file} is not a JSON object.", code=2)
-        content = read
+    content = {} if file is None else json_object_of(file)
     return content | {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def json_object_of(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, or of stdin for `-`. Raises Refusal."""
+    try:
+        read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(f"{file} cannot be read as JSON: {error}", code=2) from None
+    if not isinstance(read, dict):
+        raise Refusal(f"{file} is not a JSON object.", code=2)
+    return read
 
 
 def all_pages(url: str, path: str, *, as_json: bool, cursor: str | None = None, **query: Any) -> list[dict[str, Any]]:

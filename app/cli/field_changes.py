@@ -1,17 +1,28 @@
-"""Arguments such as `rate_per_s=20`, as a JSON Merge Patch."""
+"""Arguments such as `rate_per_s=20`, and the JSON of a file, as a JSON Merge Patch."""
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+
+from app.cli.api_client import json_object_of
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.subscription_options import NOT_TEXT
 
+# Every user of the machine can read the arguments of a command.
+ChangesFile = Annotated[
+    Path | None, typer.Option("--file", help="JSON of fields to change, `-` for stdin: for secrets and passwords")
+]
 
-def changes_of(given: list[str]) -> dict[str, Any]:
-    """Return a JSON Merge Patch of arguments such as `destination.url=...`. Raises Refusal."""
-    patch: dict[str, Any] = {}
-    for one in given:
+
+def changes_of(given: Sequence[str] | None, file: Path | None = None) -> dict[str, Any]:
+    """Return a JSON Merge Patch of arguments such as `destination.url=...` and of a file. Raises Refusal."""
+    if not given and file is None:
+        raise Refusal("Give FIELD=VALUE, or a JSON object of fields with --file.", code=WRONG_USAGE)
+    patch = {} if file is None else json_object_of(file)
+    for one in given or ():
         path, is_given, written = one.partition("=")
         if not is_given or not path:
             raise Refusal(f"`{one}` is not FIELD=VALUE.", code=WRONG_USAGE)
@@ -22,7 +33,8 @@ def changes_of(given: list[str]) -> dict[str, Any]:
             at = at.setdefault(parent, {}) if isinstance(at, dict) else None
         # Otherwise one of the two would be lost.
         if not isinstance(at, dict) or name in at:
-            raise Refusal(f"`{path}` contradicts another argument: give each field once.", code=WRONG_USAGE)
+            other = "another argument" if file is None else "another argument or the file"
+            raise Refusal(f"`{path}` contradicts {other}: give each field once.", code=WRONG_USAGE)
         at[name] = value
     return patch
 

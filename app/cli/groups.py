@@ -8,7 +8,7 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
-from app.cli.field_changes import changes_of
+from app.cli.field_changes import ChangesFile, changes_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import age, moment, print_fields, print_new_secret, print_table, reset_line, span, text
 
@@ -144,12 +144,13 @@ def rotate_secret(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = Fal
 def patch(
     name: GroupName,
     changes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="FIELD=VALUE...",
             help="fields to change, with values as JSON or plain text, such as interval_s=60 or max_checks=null",
         ),
-    ],
+    ] = None,
+    file: ChangesFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check, and show what would change")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -157,7 +158,7 @@ def patch(
     """Change some fields of a group; the others stay as they are. null is a field's default."""
     query = {"dry_run": "true" if dry_run else None}
     path = path_of("producer-groups", name)
-    _show(call(url, "PATCH", path, query=query, content=changes_of(changes), as_json=as_json), as_json)
+    _show(call(url, "PATCH", path, query=query, content=changes_of(changes, file), as_json=as_json), as_json)
 
 
 @app.command("delete")

@@ -10,7 +10,7 @@ import typer
 from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
-from app.cli.field_changes import changes_of
+from app.cli.field_changes import ChangesFile, changes_of
 from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
@@ -159,13 +159,14 @@ def delete(name: SubscriptionName, yes: Yes = False, url: Url = DEFAULT_URL, as_
 def patch(
     name: SubscriptionName,
     changes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="FIELD=VALUE...",
             help="fields to change, with values as JSON or plain text, such as rate_per_s=20, rate_per_s=null or "
             "destination.url=https://...; a field that takes text, such as a password, may look like a number",
         ),
-    ],
+    ] = None,
+    file: ChangesFile = None,
     reason: Annotated[str | None, typer.Option(help="why, for the audit")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check, and show what would change")] = False,
     url: Url = DEFAULT_URL,
@@ -174,7 +175,7 @@ def patch(
     """Change some fields of a subscription; the others stay as they are. null is a field's default."""
     query = {"reason": reason, "dry_run": "true" if dry_run else None}
     answer = call(
-        url, "PATCH", path_of("subscriptions", name), query=query, content=changes_of(changes), as_json=as_json
+        url, "PATCH", path_of("subscriptions", name), query=query, content=changes_of(changes, file), as_json=as_json
     )
     _show(answer, as_json)
 
