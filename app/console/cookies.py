@@ -1,6 +1,6 @@
 """Cookies of the console, sealed by the key file of the secrets: every process of the service can open them."""
 
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from starlette.types import Scope
@@ -15,15 +15,8 @@ _NAME = "cookie"
 
 def value_of(runtime: Runtime, scope: Scope, name: str, column: Column) -> Any:
     """Return the value that a request's cookie holds; None if there is none, or if it does not open."""
-    for header, value in scope["headers"]:
-        if header == b"cookie":
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(name)
-            except CookieError:
-                continue
-            if found is not None:
-                return _opened(runtime, found.value, column)
-    return None
+    opened = (_opened(runtime, text, column) for text in _texts_of(scope, name))
+    return next((value for value in opened if value is not None), None)
 
 
 def sealed(runtime: Runtime, column: Column, value: Any) -> str:
@@ -38,6 +31,20 @@ def header(
     """Return a `Set-Cookie` header; with `lasts_s` 0 it removes the cookie."""
     secure = "; Secure" if is_secure else ""
     return f"{name}={text}; Path=/console; Max-Age={lasts_s}; HttpOnly; SameSite={same_site}{secure}"
+
+
+def _texts_of(scope: Scope, name: str) -> Iterator[str]:
+    """Yield the texts of the cookies with a name.
+
+    Other programs of this host may set cookies that RFC 6265 does not allow, such as with spaces. Browsers send them.
+    `http.cookies` reads nothing of a line that has one.
+    """
+    for header, value in scope["headers"]:
+        if header == b"cookie":
+            for one in value.decode("latin-1").split(";"):
+                found, _, text = one.partition("=")
+                if found.strip() == name:
+                    yield text.strip()
 
 
 def _opened(runtime: Runtime, text: str, column: Column) -> Any:

@@ -9,6 +9,7 @@ from pydantic import Field
 from app.errors import Invalid, MalformedJson, WrongContentType
 from app.operations.audit import audit_entry
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.runtime.state import Runtime
 from app.schemas.fields import Strict
 from app.store.admin import switches
 from app.store.admin.audit import record
@@ -45,11 +46,7 @@ async def get_accept(runtime: RuntimeDep) -> AcceptShown:
     """Return the position of the switch and what this replica accepts."""
     async with runtime.request_pool.connection() as connection:
         switch = await switches.read(connection, switches.ACCEPT)
-    return AcceptShown(
-        accept="ends" if switch and switch.value == "ends" else "all",
-        changed_at=switch.changed_at if switch else None,
-        here="ends" if runtime.refusing_halves else "all",
-    )
+    return _shown(switch, runtime)
 
 
 @router.put(
@@ -59,7 +56,21 @@ async def put_accept(runtime: RuntimeDep, caller: CallerDep, wanted: AcceptWante
     """Set the switch. The other replicas follow within about a second. The switch survives restarts."""
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
-        await switches.turn(connection, switches.ACCEPT, wanted.accept, now)
-        await record(connection, audit_entry(caller, "accept.put", None, accept=wanted.accept), now)
+        switch = await switches.read(connection, switches.ACCEPT)
+        if _position(switch) != wanted.accept and await switches.turn(connection, switches.ACCEPT, wanted.accept, now):
+            await record(connection, audit_entry(caller, "accept.put", None, accept=wanted.accept), now)
+        switch = await switches.read(connection, switches.ACCEPT)
     runtime.follow_switch(wanted.accept)
-    return AcceptShown(accept=wanted.accept, changed_at=now, here="ends" if runtime.refusing_halves else "all")
+    return _shown(switch, runtime)
+
+
+def _position(switch: switches.Switch | None) -> Accept:
+    return "ends" if switch is not None and switch.value == "ends" else "all"
+
+
+def _shown(switch: switches.Switch | None, runtime: Runtime) -> AcceptShown:
+    return AcceptShown(
+        accept=_position(switch),
+        changed_at=switch.changed_at if switch else None,
+        here="ends" if runtime.refusing_halves else "all",
+    )

@@ -264,6 +264,37 @@ async def test_keys_of_every_kind_sign(start: Callable[..., Any], issuer: HandMa
         assert (await signed_in(client, issuer)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key", "others"),
+    [
+        ("ES256", ECKey.generate_key("P-256"), [ECKey.generate_key("P-384").as_dict(private=False)]),
+        ("EdDSA", OKPKey.generate_key("Ed25519"), [OKPKey.generate_key("X25519").as_dict(private=False)]),
+        ("ES256", ECKey.generate_key("P-256"), [{"kty": "EC", "crv": "P-256", "x": 1}, {"kty": "EC", "crv": "P-256"}]),
+        (
+            "ES256",
+            ECKey.generate_key("P-256"),
+            [{**ECKey.generate_key("P-256").as_dict(private=False), "key_ops": ["deriveKey"]}],
+        ),
+    ],
+    ids=["another curve", "a key that signs nothing", "keys that cannot be read", "a key for another use"],
+)
+async def test_a_key_that_cannot_be_used_does_not_concern_the_next(
+    start: Callable[..., Any], issuer: HandMadeIssuer, algorithm: str, key: ECKey | OKPKey, others: list[dict[str, Any]]
+) -> None:
+    runtime, _ = await start(**issuer.settings())
+    issuer.published = [*others, key.as_dict(private=False)]
+
+    def made(_: HandMadeIssuer, claims: dict[str, Any]) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return jwt.encode({"alg": algorithm}, claims, key, algorithms=[algorithm])
+
+    issuer.made = made
+    async with client_of(runtime) as client:
+        entered = await signed_in(client, issuer)
+        assert entered.status_code == 200, said(entered)
+
+
 async def test_more_in_the_header_of_a_token_does_no_harm(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:
     issuer.made = with_more_in_its_header
     runtime, _ = await start(**issuer.settings())
@@ -513,6 +544,18 @@ async def test_claims_may_come_from_the_user_info(start: Callable[..., Any], iss
         issuer.user_info["sub"] = "another"
         refused = await signed_in(client, issuer)
         assert (refused.status_code, "another person" in said(refused)) == (403, True)
+
+
+async def test_a_path_that_the_id_token_only_begins_is_read_from_the_user_info(
+    start: Callable[..., Any], issuer: HandMadeIssuer
+) -> None:
+    issuer.claims = {"groups": ["none"], "access": {"account": {"roles": ["member"]}}}
+    issuer.user_info = {"email": "other@example.com", "access": {"halfnote": {"roles": ["oncall"]}}}
+    runtime, _ = await start(**issuer.settings(oidc_role_claim="access.halfnote.roles"))
+    async with client_of(runtime) as client:
+        entered = await signed_in(client, issuer)
+        assert entered.status_code == 200, said(entered)
+        assert "dana@example.com</span> <small>operator</small>" in (await client.get("/console", headers=FORM)).text
 
 
 async def test_a_claim_may_be_named_by_a_url(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:

@@ -8,6 +8,8 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.console import sessions
 from app.permissions import Role
 from app.runtime.live_settings import follow
@@ -147,6 +149,16 @@ async def test_a_session_ends_with_its_key_and_after_12_hours(start: Callable[..
         assert (found is not None) == opens
     for forged in (b"halfnote_8080=", b"halfnote_8080=abc.def", b"halfnote_8080=" + header[14:-4] + b"AAAA", b"\xff=;"):
         assert sessions.session_of(runtime, {"type": "http", "headers": [(b"cookie", forged)]}) is None
+
+
+@pytest.mark.parametrize("foreign", ["last=Mon 1", "flag", 'consent={"a":true}', 'x="a"b', "", "halfnote_8080=abc.def"])
+async def test_cookies_of_other_programs_of_the_host_do_no_harm(start: Callable[..., Any], foreign: str) -> None:
+    runtime, _ = await start()
+    session = sessions.begin(runtime, b"digest")
+    cookie = sessions.cookie_of(runtime, session, is_secure=False).partition(";")[0]
+    for line in (f"{cookie}; {foreign}", f"{foreign}; {cookie}", f"{foreign};{cookie} ; {foreign}"):
+        found = sessions.session_of(runtime, {"type": "http", "headers": [(b"cookie", line.encode())]})
+        assert found == session, line
 
 
 async def test_a_session_ends_in_every_process_when_the_key_that_sealed_it_is_removed(

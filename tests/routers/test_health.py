@@ -423,6 +423,25 @@ async def test_switch_does_not_override_settings_or_a_stop(
         assert runtime.refusing_halves
 
 
+async def test_a_repeated_switch_changes_nothing(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    async def acts() -> int:
+        async with runtime.request_pool.connection() as connection:
+            count: int = await connection.fetchval("select count(*) from audit where what = 'accept.put'")
+        return count
+
+    first = (await client.get("/accept")).json()["accept"]
+    other = "ends" if first == "all" else "all"
+    before = await acts()
+    assert (await client.put("/accept", json={"accept": first})).json()["accept"] == first
+    assert await acts() == before
+    turned = (await client.put("/accept", json={"accept": other})).json()
+    repeated = (await client.put("/accept", json={"accept": other})).json()
+    assert (repeated, await acts()) == (turned, before + 1)
+    back = (await client.put("/accept", json={"accept": first})).json()
+    assert (back["accept"], await acts()) == (first, before + 2)
+    assert back["changed_at"] > turned["changed_at"]
+
+
 @shares
 @pytest.mark.parametrize("body", [{"accept": "none"}, {}, {"accept": "all", "more": 1}])
 async def test_accept_refuses_other_words(shared_client: httpx.AsyncClient, body: dict[str, Any]) -> None:

@@ -20,6 +20,14 @@ KINDS: dict[str, type[RSAKey | ECKey | OKPKey]] = {
     **dict.fromkeys(("ES256", "ES384", "ES512"), ECKey),
     **dict.fromkeys(("EdDSA", "Ed25519"), OKPKey),
 }
+# The curves of the keys that sign by an algorithm.
+CURVES = {
+    "ES256": ("P-256",),
+    "ES384": ("P-384",),
+    "ES512": ("P-521",),
+    "EdDSA": ("Ed25519", "Ed448"),
+    "Ed25519": ("Ed25519",),
+}
 RSA_BITS_MIN = 2048
 # Issuers may add header fields of their own; fields that must be understood (`crit`) are refused as ever.
 _REGISTRY = JWSRegistry(algorithms=list(KINDS), strict_check_header=False)
@@ -47,19 +55,33 @@ def decoded(text: str, keys: list[dict[str, Any]]) -> jwt.Token:
         fits = data.get("kid") in (None, named) if named is not None else True
         if not fits or data.get("alg", algorithm) != algorithm or data.get("kty") != kind.key_type:
             continue
+        if data.get("crv") not in CURVES.get(str(algorithm), (data.get("crv"),)) or (key := _key(data)) is None:
+            continue
         try:
             with warnings.catch_warnings():
-                # EdDSA is the name of Ed25519 before RFC 9864. Short keys are passed over here.
+                # EdDSA is the name of Ed25519 before RFC 9864.
                 warnings.simplefilter("ignore", SecurityWarning)
-                key = import_key(data)
-                if isinstance(key, RSAKey) and key.raw_value.key_size < RSA_BITS_MIN:
-                    continue
                 return jwt.decode(text, key, algorithms=[str(algorithm)], registry=_REGISTRY)
         except BadSignatureError:
             continue
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Untrusted(_text(error)) from None
     raise UnknownKey("no key of the issuer has signed it")
+
+
+def _key(data: dict[str, Any]) -> RSAKey | ECKey | OKPKey | None:
+    """Return a published key; None if it cannot be used to verify, which does not concern the others (RFC 7517 §5)."""
+    try:
+        with warnings.catch_warnings():
+            # Short keys are passed over here.
+            warnings.simplefilter("ignore", SecurityWarning)
+            key = import_key(data)
+            key.check_key_op("verify")
+    except (JoseError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(key, RSAKey | ECKey | OKPKey):
+        return None
+    return key if not isinstance(key, RSAKey) or key.raw_value.key_size >= RSA_BITS_MIN else None
 
 
 def checked(

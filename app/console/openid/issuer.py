@@ -20,7 +20,7 @@ from authlib.oidc.discovery import get_well_known_url
 
 from app.config import BadOidcSecretFile, Settings
 from app.console.openid.id_token import UnknownKey, Untrusted, checked, decoded
-from app.console.openid.people import Person, person_of
+from app.console.openid.people import Person, claim_of, person_of
 from app.console.openid.sign_in import CALLBACK, SignIn
 from app.errors import IssuerFailed, Overloaded, SignInRefused
 from app.runtime.single_flight import SingleFlight
@@ -95,9 +95,7 @@ class Issuer:
                 raise SignInRefused("The issuer's answer has no code. Begin again.")
             token = await self._exchanged(metadata, sign_in, answer["code"])
             claims = await self._verified(metadata, sign_in, token)
-            claim = self.settings.oidc_role_claim
-            # A name with dots is a path, or that of a claim, such as `https://example.com/roles`.
-            if claim not in claims and claim.partition(".")[0] not in claims:
+            if claim_of(claims, self.settings.oidc_role_claim) is None:
                 claims = await self._with_user_info(metadata, claims, token)
         assert self.settings.oidc_issuer is not None
         return person_of(self.settings, self.settings.oidc_issuer, claims)
@@ -219,7 +217,10 @@ class Issuer:
         found = await self._json("GET", metadata.userinfo_endpoint, b"", headers)
         if found.get("sub") != claims["sub"]:
             raise SignInRefused("The issuer's user info is about another person than its ID token.")
-        return {**found, **claims}
+        claim = self.settings.oidc_role_claim
+        # Of the role claim, which the ID token lacks, it may have another part of the path.
+        of_roles = {name: found[name] for name in (claim, claim.partition(".")[0]) if name in found}
+        return {**found, **claims, **of_roles}
 
     async def _json(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], refusals: tuple[int, ...] = ()

@@ -56,13 +56,19 @@ def caller_of(settings: Settings, person: Person) -> Caller | None:
     )
 
 
-def values_of(claims: Mapping[str, Any], claim: str) -> list[str]:
-    """Return the values of a claim: a text, or a list of texts. `claim` is its name, or a path with dots."""
+def claim_of(claims: Mapping[str, Any], claim: str) -> Any:
+    """Return a claim by its name, such as `https://example.com/roles`, or its path with dots; None: it is missing."""
     found = claims.get(claim)
     if found is None:
         found = claims
         for name in claim.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def values_of(claims: Mapping[str, Any], claim: str) -> list[str]:
+    """Return the values of a claim: a text, or a list of texts. `claim` is its name, or a path with dots."""
+    found = claim_of(claims, claim)
     if isinstance(found, str):
         found = [found]
     if not isinstance(found, list):

@@ -12,6 +12,8 @@ READ = "select value, changed_at from service_switch where name = $1"
 TURN = """
 insert into service_switch (name, value, changed_at) values ($1, $2, $3)
 on conflict (name) do update set value = excluded.value, changed_at = excluded.changed_at
+where service_switch.value <> excluded.value
+returning changed_at
 """
 
 
@@ -29,6 +31,6 @@ async def read(connection: Connection, name: str) -> Switch | None:
     return Switch(row["value"], row["changed_at"]) if row else None
 
 
-async def turn(connection: Connection, name: str, value: str, now: datetime) -> None:
-    """Set a switch."""
-    await connection.execute(TURN, name, value, now)
+async def turn(connection: Connection, name: str, value: str, now: datetime) -> bool:
+    """Set a switch; return whether that changed it."""
+    return await connection.fetchval(TURN, name, value, now) is not None
