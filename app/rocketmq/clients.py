@@ -57,9 +57,10 @@ class ConnectedClient:
         """Wait until the client has taken every command, or has left."""
         await self._commands.join()
 
-    def left(self) -> None:
-        """Note that the stream has ended: what waits is not taken any more."""
-        self.stream.ended_at = time.monotonic()
+    def left(self, *, broke: bool) -> None:
+        """Note that the stream has ended, in order or because it broke: what waits is not taken any more."""
+        if broke:
+            self.stream.broke_at = time.monotonic()
         # It is raised when nothing is left to take.
         with contextlib.suppress(ValueError):
             while True:

@@ -34,11 +34,12 @@ AT_ONCE = 16
 class ConnectionTimes:
     """What is known of the connection by which a client is connected, in monotonic seconds.
 
-    `ended_at`: when it ended; None: it has not. `arrived_at`: what was written until then has arrived.
+    `broke_at`: when it broke; None: it has not, or the stream was ended in order, which says nothing of the connection.
+    `arrived_at`: what was written until then has arrived.
     """
 
     def __init__(self) -> None:
-        self.ended_at: float | None = None
+        self.broke_at: float | None = None
         self.arrived_at = 0.0
 
 
@@ -63,9 +64,9 @@ class SentAnswer:
     @property
     def may_be_lost(self) -> bool:
         """Whether the connection broke so soon after the answer that the client may not have it."""
-        if self._stream is None or self._stream.ended_at is None or self._written_at is None:
+        if self._stream is None or self._stream.broke_at is None or self._written_at is None:
             return False
-        since = max(self._stream.arrived_at, self._stream.ended_at - BREAK_NOTICED_S)
+        since = max(self._stream.arrived_at, self._stream.broke_at - BREAK_NOTICED_S)
         return self._written_at > since
 
 

@@ -41,6 +41,8 @@ from app.rocketmq.subscriptions import Shape, Subscriptions
 log = structlog.get_logger(__name__)
 
 BROKER = "halfnote"
+# gRPC says in two parts that a connection broke: that nothing more comes, and then that the call is canceled.
+BREAK_FOLLOWS_S = 1.0
 # What a consumer gets that subscribes to nothing yet.
 _NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
 
@@ -79,7 +81,7 @@ class ClientSessions:
         self, commands: AsyncIterator[TelemetryCommand], call: ClientCall
     ) -> AsyncGenerator[TelemetryCommand, None]:
         """Answer settings, and send checks, until the client leaves. Raises CallRefused."""
-        client = ConnectedClient(call.client_id, call.keys)
+        client, broke = ConnectedClient(call.client_id, call.keys), True
         self._clients.opened(client)
         reader = asyncio.create_task(self._read(commands, client))
         reader.add_done_callback(lambda _: client.end())
@@ -87,14 +89,28 @@ class ClientSessions:
             while (command := await client.next_command()) is not None:
                 yield command
                 client.taken()
-            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
-                raise error
+            if reader.done():
+                self._clients.remove(client)
+                await self._ended_by_client(reader)
+            broke = False
+        except CallRefused:
+            broke = False
+            raise
         finally:
             self._clients.remove(client)
-            client.left()
+            client.left(broke=broke)
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader
+
+    async def _ended_by_client(self, reader: "asyncio.Task[None]") -> None:
+        """Return if the client ended its stream in order. Raises CallRefused if what it sent ends the stream.
+
+        If the connection broke, the call is canceled meanwhile: gRPC says first that nothing more comes.
+        """
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            raise error
+        await asyncio.sleep(BREAK_FOLLOWS_S)
 
     async def _read(self, commands: AsyncIterator[TelemetryCommand], client: ConnectedClient) -> None:
         async for command in commands:
