@@ -31,6 +31,7 @@ from app.rocketmq.protocol import definition_pb2 as definition
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.request_limits import RequestLimits
+from app.rocketmq.server import grpc_server
 from app.rocketmq.service import SERVICE, MessagingService
 from app.rocketmq.sessions import ClientSessions
 from app.rocketmq.storing import Storing
@@ -239,7 +240,7 @@ class GatewayInProcess:
             self.buffers,
         )
         self.connections = service.connections
-        self._server = grpc.aio.server()
+        self._server = grpc_server(limits)
         self._server.add_generic_rpc_handlers((service.handler(),))
         self.port = self._server.add_insecure_port("127.0.0.1:0")
 
