@@ -344,3 +344,16 @@ async def test_what_is_given_back_as_a_gateway_stops_is_given_back(service: Refu
             await claimed.wait()
     await peer.close()
     assert [action for action, _ in service.asked].count("nack") == 1
+
+
+async def test_what_a_client_left_just_before_a_gateway_stops_is_given_back(service: RefusingService) -> None:
+    async with remoting_over(service) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        await joined(peer)
+        await sent(peer, b"a")
+        assert len(await pulled(peer, 0)) == 1
+        left = {"clientID": peer.client_id, "consumerGroup": "points"}
+        assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+        await gateway.stop()
+        assert [action for action, _ in service.asked].count("nack") == 1
+        await peer.close()

@@ -139,6 +139,11 @@ class Membership:
             self._let_go(client)
         return call.frame.answered(ResultCode.SUCCESS)
 
+    async def stop(self) -> None:
+        """Wait until what clients left within LEAVE_S is being given back."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
     def _let_go(self, client: RemotingClient) -> None:
         """Forget the queues of groups and topics that a client has left. What it holds of them comes again soon."""
         client.unready = {(group, topic) for group, topic in client.unready if client.names(group, topic)}
