@@ -71,10 +71,7 @@ class ClientSessions:
 
     async def leave(self, request: NotifyClientTerminationRequest, call: ClientCall) -> NotifyClientTerminationResponse:
         """Forget a client. Raises CallRefused if it is not connected here."""
-        client = self._connected(call)
-        self._clients.remove(client)
-        self._clients.forget_order(client)
-        client.end()
+        self._clients.leave(self._connected(call))
         return NotifyClientTerminationResponse(status=OK_STATUS)
 
     async def telemetry(

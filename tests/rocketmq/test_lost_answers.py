@@ -15,7 +15,7 @@ from app.database.connection import Connection
 from app.rocketmq import renewals
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import PUSH_CONSUMER
-from app.rocketmq.protocol.service_pb2 import TelemetryCommand
+from app.rocketmq.protocol.service_pb2 import HeartbeatRequest, NotifyClientTerminationRequest, TelemetryCommand
 from app.runtime.state import Runtime
 from tests.rocketmq.test_consuming import LEASED_UNTIL, acked, handle_of, left, received, sent
 from tests.support.consumers import lapse
@@ -23,6 +23,7 @@ from tests.support.gateway import (
     LIMITS,
     GatewayInProcess,
     RocketClient,
+    codes_of,
     consumer_of,
     gateway_over,
     message_of,
@@ -199,6 +200,34 @@ async def test_messages_are_renewed_after_a_stream_that_ended_in_order(
     await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
     assert held.until > before
     again.cancel()
+
+
+async def test_a_client_stays_connected_by_an_older_stream_when_its_newer_one_ends(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link
+) -> None:
+    """It has one for each address, and both addresses may lead to one gateway."""
+    parts, channel = gateway
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as other_channel:
+        rocket, other = RocketClient(channel), RocketClient(other_channel)
+        other.client_id = other._metadata["x-mq-client-id"] = rocket.client_id
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        stream, _ = await rocket.connect(settings)
+        older = parts.clients.get(rocket.client_id, ApiKeys(None, None))
+        newer_stream, _ = await other.connect(settings)
+        newer = parts.clients.get(rocket.client_id, ApiKeys(None, None))
+        assert older is not None
+        assert newer is not None
+        assert newer is not older
+        newer_stream.cancel()
+        async with asyncio.timeout(WITHIN_S):
+            while newer.stream.broke_at is None:
+                await asyncio.sleep(0.01)
+        assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is older
+        assert codes_of([await rocket.call("Heartbeat", HeartbeatRequest())]) == ["OK"]
+        # And not by one that it ended itself.
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is None
+        stream.cancel()
 
 
 @pytest.mark.parametrize("half_closed", [False, True])
