@@ -135,6 +135,16 @@ class Renewals:
         for handle in handles:
             self._held.pop(handle, None)
 
+    def take_of(self, client_id: str, keys: ApiKeys) -> dict[str, list[str]]:
+        """Forget what a client holds and return it, by subscription; nothing if this one is connected."""
+        taken: dict[str, list[str]] = defaultdict(list)
+        if self._clients.get(client_id, keys) is None:
+            for handle, one in list(self._held.items()):
+                if (one.client_id, one.keys) == (client_id, keys):
+                    taken[one.subscription].append(handle)
+                    del self._held[handle]
+        return taken
+
     def tried(self, handles: Iterable[str]) -> None:
         """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again.
 

@@ -21,6 +21,7 @@ from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.open_files import raise_open_files
 from app.rocketmq.operations_server import OperationsServer
 from app.rocketmq.producing import Producing
@@ -90,10 +91,11 @@ async def serve_gateway(options: GatewayOptions) -> None:
     clients.on_change = checks.adjust
     subscriptions, renewals = Subscriptions(api), Renewals(api, clients)
     claiming = Claiming(api, subscriptions)
+    leaving = Leaving(claiming, renewals)
     service = MessagingService(
         options.credentials,
         metrics,
-        ClientSessions(clients, subscriptions, options.limits),
+        ClientSessions(clients, subscriptions, leaving, options.limits),
         Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
         Consuming(claiming, clients, subscriptions, renewals),
         options.limits,
@@ -133,6 +135,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         service.stop()
         # At the same time, so that the process ends after one drain.
         await asyncio.gather(remoting.stop(), _drain(server, service, options.limits.drain_s))
+        await leaving.stop()
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing

@@ -10,6 +10,7 @@ from app.rocketmq.calls import ClientCall
 from app.rocketmq.client_settings import consumer_settings, producer_settings
 from app.rocketmq.clients import ConnectedClient, ConnectedClients
 from app.rocketmq.filters import filters_of
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.names import subscription_of, topic_of
 from app.rocketmq.protocol.definition_pb2 import (
     Assignment,
@@ -50,8 +51,10 @@ _NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
 class ClientSessions:
     """Routes, and the streams of connected clients."""
 
-    def __init__(self, clients: ConnectedClients, subscriptions: Subscriptions, limits: RequestLimits) -> None:
-        self._clients, self._subscriptions, self._limits = clients, subscriptions, limits
+    def __init__(
+        self, clients: ConnectedClients, subscriptions: Subscriptions, leaving: Leaving, limits: RequestLimits
+    ) -> None:
+        self._clients, self._subscriptions, self._leaving, self._limits = clients, subscriptions, leaving, limits
 
     async def route(self, request: QueryRouteRequest, call: ClientCall) -> QueryRouteResponse:
         """Return one queue, at the address by which the client came. Raises CallRefused."""
@@ -70,8 +73,9 @@ class ClientSessions:
         return HeartbeatResponse(status=OK_STATUS)
 
     async def leave(self, request: NotifyClientTerminationRequest, call: ClientCall) -> NotifyClientTerminationResponse:
-        """Forget a client. Raises CallRefused if it is not connected here."""
+        """Forget a client, and let come again what it holds. Raises CallRefused if it is not connected here."""
         self._clients.leave(self._connected(call))
+        self._leaving.left(call.client_id, call.keys)
         return NotifyClientTerminationResponse(status=OK_STATUS)
 
     async def telemetry(

@@ -7,20 +7,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+import grpc
 import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq import claiming
+from app.rocketmq import claiming, leaving
 from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.protocol.definition_pb2 import PUSH_CONSUMER
+from app.rocketmq.protocol.service_pb2 import NotifyClientTerminationRequest
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.conftest import assembled, client_of, settings_of
-from tests.rocketmq.test_consuming import received
+from tests.rocketmq.test_consuming import acked, handle_of, received
 from tests.rocketmq.test_consuming import sent as sent_by_grpc
 from tests.rocketmq.test_remoting_consuming import began, joined, pulled, sent
-from tests.support.gateway import RocketClient, consumer_of, gateway_over, message_of, receive_of
+from tests.support.gateway import RocketClient, codes_of, consumer_of, gateway_over, message_of, receive_of
 from tests.support.refusing_service import RefusingService
 from tests.support.remoting import ReadMessage, RemotingPeer, remoting_over
 
@@ -235,6 +238,53 @@ async def test_messages_claimed_for_a_call_that_was_canceled_come_again_soon(ser
             while not (messages := await received(other)):
                 await asyncio.sleep(0.05)
         assert [(one.body, one.system_properties.delivery_attempt) for one in messages] == [(b"x", 1)]
+        stream.cancel()
+
+
+@pytest.mark.parametrize("by", ["its word", "its word as the gateway stops"])
+async def test_what_a_push_consumer_holds_that_ends_comes_again_soon(service: RefusingService, by: str) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket, other = RocketClient(channel), RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        other_stream, _ = await other.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        for body in (b"x", b"y"):
+            await sent_by_grpc(rocket, message_of("order", body))
+        messages = await received(rocket, auto_renew=True)
+        await sent_by_grpc(rocket, message_of("order", b"z"))
+        assert [one.body for one in await received(other, auto_renew=True)] == [b"z"]
+        assert len(messages) == 2
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        if by == "its word":
+            # It may send its last acknowledgements after that.
+            assert await acked(rocket, handle_of(messages[0])) == ["OK", "OK"]
+            async with asyncio.timeout(SOON_S):
+                while not (again := await received(other, auto_renew=True)):
+                    await asyncio.sleep(0.05)
+            [left] = again
+            assert (left.body, left.system_properties.delivery_attempt) == (messages[1].body, 2)
+            # What the other one holds is renewed on.
+            assert len(parts.renewals) == 2
+        else:
+            await parts.stop()
+            [given_back] = [wanted["handles"] for action, wanted in service.asked if action == "nack"]
+            assert given_back == [handle_of(one) for one in messages]
+        stream.cancel()
+        other_stream.cancel()
+
+
+async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(service: RefusingService) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket = RocketClient(channel)
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        stream, _ = await rocket.connect(settings)
+        await sent_by_grpc(rocket, message_of("order", b"x"))
+        [message] = await received(rocket, auto_renew=True)
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        assert await stream.code() == grpc.StatusCode.OK
+        stream, _ = await rocket.connect(settings)
+        await asyncio.sleep(leaving.LEAVE_S + 0.5)
+        assert handle_of(message) in parts.renewals
+        assert "nack" not in [action for action, _ in service.asked]
         stream.cancel()
 
 
