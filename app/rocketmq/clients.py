@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+from app.rocketmq.calls import ClientCall
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import ClientType, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
@@ -18,10 +19,13 @@ UNORDERED_MAX = 10_000
 
 
 class ConnectedClient:
-    """A client with an open stream. `topics`: what it publishes to, by name in Halfnote."""
+    """A client with an open stream. `topics`: what it publishes to, by name in Halfnote.
 
-    def __init__(self, client_id: str, keys: ApiKeys) -> None:
-        self.client_id, self.keys = client_id, keys
+    `peer`: the client's end of the stream's connection.
+    """
+
+    def __init__(self, client_id: str, keys: ApiKeys, peer: str = "") -> None:
+        self.client_id, self.keys, self.peer = client_id, keys, peer
         self.settings = Settings()
         self.topics: dict[str, Resource] = {}
         # The filter expression that this client last gave, by subscription.
@@ -95,6 +99,15 @@ class ConnectedClients:
         """Return the client with this id and these rights, by the stream of its newest settings."""
         streams = self._by_id.get((client_id, keys))
         return None if streams is None else next(reversed(streams))
+
+    def connection_of(self, call: ClientCall) -> ConnectionTimes | None:
+        """Return the times of a call's connection, by the stream there; else of that of the client's newest settings.
+
+        None: the client is not connected.
+        """
+        streams = list(reversed(self._by_id.get((call.client_id, call.keys), {})))
+        beside = [one for one in streams if one.peer == call.peer]
+        return next((one.stream for one in (*beside, *streams)), None)
 
     def opened(self, client: ConnectedClient) -> None:
         """Note a client's new stream. After `close` it ends at once."""

@@ -85,8 +85,7 @@ class Consuming:
         # How many messages were passed on, the last of them perhaps in vain, and how many were read.
         passed, read, whole, body_bytes = 0, 0, False, 0
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
-        client = self._clients.get(call.client_id, call.keys)
-        sent = SentAnswer(None if client is None else client.stream)
+        sent = SentAnswer(self._clients.connection_of(call))
         try:
             if request.auto_renew:
                 self._renewals.hold(handles, call.client_id, name, call.keys, held_s, sent)

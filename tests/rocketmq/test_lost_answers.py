@@ -230,6 +230,33 @@ async def test_a_client_stays_connected_by_an_older_stream_when_its_newer_one_en
         stream.cancel()
 
 
+@pytest.mark.parametrize("breaks", ["its own", "the other"])
+async def test_an_answer_is_lost_with_the_connection_that_brought_it(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link, breaks: str
+) -> None:
+    """A client has a connection to each address, and two addresses may lead to one gateway."""
+    parts, channel = gateway
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as breaking:
+        rocket, other = RocketClient(breaking), RocketClient(channel)
+        other.client_id = other._metadata["x-mq-client-id"] = rocket.client_id
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        by, newer = (rocket, other) if breaks == "its own" else (other, rocket)
+        stream, _ = await by.connect(settings)
+        newer_stream, _ = await newer.connect(settings)
+        await sent(other, message_of("order", b"x"))
+        [message] = await received(by, auto_renew=True)
+        link.break_off()
+        async with asyncio.timeout(WITHIN_S):
+            while len(parts.connections) > 1:
+                await asyncio.sleep(0.01)
+        held = parts.renewals._held[handle_of(message)]
+        before = held.until
+        await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
+        assert (held.until > before) == (breaks == "the other")
+        stream.cancel()
+        newer_stream.cancel()
+
+
 @pytest.mark.parametrize("half_closed", [False, True])
 async def test_a_stream_that_its_connection_ended_is_broken(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link, half_closed: bool
