@@ -184,7 +184,7 @@ class Consuming:
         """Settle messages; return a status of each. They are renewed until then, and while the consumer tries again."""
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
-        self._renewals.named(handles)
+        self._renewals.settling(handles)
         try:
             refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
         except (CallRefused, asyncio.CancelledError):

@@ -272,6 +272,31 @@ async def test_what_a_push_consumer_holds_that_ends_comes_again_soon(service: Re
         other_stream.cancel()
 
 
+async def test_what_a_push_consumer_acknowledges_as_it_ends_is_acknowledged(service: RefusingService) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        await sent_by_grpc(rocket, message_of("order", b"x"))
+        [message] = await received(rocket, auto_renew=True)
+        asked, answers = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            asked.set()
+            await answers.wait()
+
+        service.before["ack"] = wait
+        acknowledging = asyncio.create_task(acked(rocket, handle_of(message)))
+        await asked.wait()
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        await parts.leaving.stop()
+        await parts.claiming.stop()
+        answers.set()
+        assert await acknowledging == ["OK", "OK"]
+        assert "nack" not in [action for action, _ in service.asked]
+        assert len(parts.renewals) == 0
+        stream.cancel()
+
+
 async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(service: RefusingService) -> None:
     async with gateway_over(service) as (parts, channel):
         rocket = RocketClient(channel)

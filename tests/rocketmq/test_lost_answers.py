@@ -162,7 +162,7 @@ async def test_what_a_client_surely_got_is_renewed_when_it_comes_back(
     renewed = {handle for handle, one in parts.renewals._held.items() if one.until > before[handle]}
     assert renewed == {handle_of(one) for one in (*first, *second[1:])}
     # It names the message after all.
-    parts.renewals.named([handle_of(unsure)])
+    parts.renewals.settling([handle_of(unsure)])
     await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
     assert parts.renewals._held[handle_of(unsure)].until > before[handle_of(unsure)]
     stream.cancel()
