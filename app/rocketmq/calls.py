@@ -15,18 +15,25 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
         """Return the headers."""
 
+    def peer(self) -> str:
+        """Return the address of the client, which is another for each connection."""
+
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline; None: no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """Who calls, with which rights, for how many seconds the caller waits (None: without end), and its language."""
+    """Who calls, with which rights, for how many seconds the caller waits (None: without end), and its language.
+
+    `peer`: the client's end of the connection.
+    """
 
     client_id: str
     keys: ApiKeys
     left_s: float | None
     language: str = ""
+    peer: str = ""
 
 
 def client_call(context: CallContext, credentials: Credentials) -> ClientCall:
@@ -36,4 +43,5 @@ def client_call(context: CallContext, credentials: Credentials) -> ClientCall:
     client_id = metadata.get("x-mq-client-id", "").strip()
     if not client_id:
         raise CallRefused(Code.CLIENT_ID_REQUIRED, "The header x-mq-client-id is missing.")
-    return ClientCall(client_id, keys, context.time_remaining(), metadata.get("x-mq-language", "").upper())
+    language = metadata.get("x-mq-language", "").upper()
+    return ClientCall(client_id, keys, context.time_remaining(), language, context.peer())

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from app.rocketmq.calls import ClientCall
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import ClientType, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
@@ -18,10 +19,13 @@ UNORDERED_MAX = 10_000
 
 
 class ConnectedClient:
-    """A client with an open stream. `topics`: what it publishes to, by name in Halfnote."""
+    """A client with an open stream. `topics`: what it publishes to, by name in Halfnote.
 
-    def __init__(self, client_id: str, keys: ApiKeys) -> None:
-        self.client_id, self.keys = client_id, keys
+    `peer`: the client's end of the stream's connection.
+    """
+
+    def __init__(self, client_id: str, keys: ApiKeys, peer: str = "") -> None:
+        self.client_id, self.keys, self.peer = client_id, keys, peer
         self.settings = Settings()
         self.topics: dict[str, Resource] = {}
         # The filter expression that this client last gave, by subscription.
@@ -57,9 +61,10 @@ class ConnectedClient:
         """Wait until the client has taken every command, or has left."""
         await self._commands.join()
 
-    def left(self) -> None:
-        """Note that the stream has ended: what waits is not taken any more."""
-        self.stream.ended_at = time.monotonic()
+    def left(self, *, broke: bool) -> None:
+        """Note that the stream has ended, in order or because it broke: what waits is not taken any more."""
+        if broke:
+            self.stream.broke_at = time.monotonic()
         # It is raised when nothing is left to take.
         with contextlib.suppress(ValueError):
             while True:
@@ -76,9 +81,10 @@ class ConnectedClients:
     """All of this process. `on_change` is called when a topic gets its first producer or loses its last."""
 
     def __init__(self) -> None:
-        # By keys as well: a client cannot take the place of one that has other rights.
-        self._by_id: dict[tuple[str, ApiKeys], ConnectedClient] = {}
-        # All with an open stream, also those without settings yet and those that another stream replaced.
+        # By keys as well: a client cannot take the place of one that has other rights. All streams of each, that with
+        # the newest settings last: a client has one for each address, and two of them may lead to this process.
+        self._by_id: dict[tuple[str, ApiKeys], dict[ConnectedClient, None]] = {}
+        # All with an open stream, also those without settings yet.
         self._open: set[ConnectedClient] = set()
         self._is_closed = False
         self._turn: dict[str, int] = {}
@@ -90,8 +96,18 @@ class ConnectedClients:
         return len(self._by_id)
 
     def get(self, client_id: str, keys: ApiKeys) -> ConnectedClient | None:
-        """Return the client with this id and these rights."""
-        return self._by_id.get((client_id, keys))
+        """Return the client with this id and these rights, by the stream of its newest settings."""
+        streams = self._by_id.get((client_id, keys))
+        return None if streams is None else next(reversed(streams))
+
+    def connection_of(self, call: ClientCall) -> ConnectionTimes | None:
+        """Return the times of a call's connection, by the stream there; else of that of the client's newest settings.
+
+        None: the client is not connected.
+        """
+        streams = list(reversed(self._by_id.get((call.client_id, call.keys), {})))
+        beside = [one for one in streams if one.peer == call.peer]
+        return next((one.stream for one in (*beside, *streams)), None)
 
     def opened(self, client: ConnectedClient) -> None:
         """Note a client's new stream. After `close` it ends at once."""
@@ -100,16 +116,29 @@ class ConnectedClients:
             client.end()
 
     def add(self, client: ConnectedClient) -> None:
-        """Add a client, or replace its former stream."""
-        self._by_id[client.client_id, client.keys] = client
+        """Add a client, or another stream of it, or note that its settings are the newest."""
+        streams = self._by_id.setdefault((client.client_id, client.keys), {})
+        streams.pop(client, None)
+        streams[client] = None
         self.on_change()
 
     def remove(self, client: ConnectedClient) -> None:
-        """Remove a client whose stream ended, unless a new one replaced it."""
+        """Remove a stream that ended, and its client if it was the last one."""
         self._open.discard(client)
-        if self.get(client.client_id, client.keys) is client:
-            del self._by_id[client.client_id, client.keys]
+        known_as = client.client_id, client.keys
+        streams = self._by_id.get(known_as, {})
+        if client in streams:
+            del streams[client]
+            if not streams:
+                del self._by_id[known_as]
             self.on_change()
+
+    def leave(self, client: ConnectedClient) -> None:
+        """Remove a client that says that it ends, and end all its streams."""
+        for one in self._by_id.pop((client.client_id, client.keys), {}):
+            one.end()
+        self._forget_order(client)
+        self.on_change()
 
     def calls_in_order(self, client: ConnectedClient, *, told: bool) -> bool:
         """Note what a stream's first settings said of the order; return whether the client calls its handler in order.
@@ -125,10 +154,6 @@ class ConnectedClients:
             del self._unordered[next(iter(self._unordered))]
         return False
 
-    def forget_order(self, client: ConnectedClient) -> None:
-        """Forget what was noted of the order: the client has ended, and one with its id may start."""
-        self._unordered.pop(hash((client.client_id, client.keys)), None)
-
     def close(self) -> None:
         """End all streams, so that the clients connect elsewhere."""
         self._is_closed = True
@@ -140,7 +165,7 @@ class ConnectedClients:
 
         Clients that sent a transaction come before those that never did, which may have no checker.
         """
-        found = [one for one in self._by_id.values() if topic in one.topics and one.keys == keys]
+        found = [one for one in self._connected() if topic in one.topics and one.keys == keys]
         if not found:
             return []
         turn = self._turn[topic] = self._turn.get(topic, -1) + 1
@@ -159,4 +184,11 @@ class ConnectedClients:
 
     def published(self) -> set[tuple[str, ApiKeys]]:
         """Return the topics that have a producer here, with the keys under which their checks are claimed."""
-        return {(topic, one.keys) for one in self._by_id.values() for topic in one.topics}
+        return {(topic, one.keys) for one in self._connected() for topic in one.topics}
+
+    def _forget_order(self, client: ConnectedClient) -> None:
+        """Forget what was noted of the order: the client has ended, and one with its id may start."""
+        self._unordered.pop(hash((client.client_id, client.keys)), None)
+
+    def _connected(self) -> Iterator[ConnectedClient]:
+        return (next(reversed(streams)) for streams in self._by_id.values())

@@ -85,8 +85,7 @@ class Consuming:
         # How many messages were passed on, the last of them perhaps in vain, and how many were read.
         passed, read, whole, body_bytes = 0, 0, False, 0
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
-        client = self._clients.get(call.client_id, call.keys)
-        sent = SentAnswer(None if client is None else client.stream)
+        sent = SentAnswer(self._clients.connection_of(call))
         try:
             if request.auto_renew:
                 self._renewals.hold(handles, call.client_id, name, call.keys, held_s, sent)
@@ -185,7 +184,7 @@ class Consuming:
         """Settle messages; return a status of each. They are renewed until then, and while the consumer tries again."""
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
-        self._renewals.named(handles)
+        self._renewals.settling(handles)
         try:
             refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
         except (CallRefused, asyncio.CancelledError):

@@ -34,11 +34,12 @@ AT_ONCE = 16
 class ConnectionTimes:
     """What is known of the connection by which a client is connected, in monotonic seconds.
 
-    `ended_at`: when it ended; None: it has not. `arrived_at`: what was written until then has arrived.
+    `broke_at`: when it broke; None: it has not, or the stream was ended in order, which says nothing of the connection.
+    `arrived_at`: what was written until then has arrived.
     """
 
     def __init__(self) -> None:
-        self.ended_at: float | None = None
+        self.broke_at: float | None = None
         self.arrived_at = 0.0
 
 
@@ -63,9 +64,9 @@ class SentAnswer:
     @property
     def may_be_lost(self) -> bool:
         """Whether the connection broke so soon after the answer that the client may not have it."""
-        if self._stream is None or self._stream.ended_at is None or self._written_at is None:
+        if self._stream is None or self._stream.broke_at is None or self._written_at is None:
             return False
-        since = max(self._stream.arrived_at, self._stream.ended_at - BREAK_NOTICED_S)
+        since = max(self._stream.arrived_at, self._stream.broke_at - BREAK_NOTICED_S)
         return self._written_at > since
 
 
@@ -80,6 +81,7 @@ class ConnectedConsumers(Protocol):
 class HeldReceipt:
     """A message that a push consumer works on. `tried_at`: when it last tried to settle it; None: it has not tried.
 
+    `is_settling`: a request to settle it is under way.
     `answer`: the answer that brought it; None: it has surely arrived.
     """
 
@@ -91,6 +93,7 @@ class HeldReceipt:
     held_s: float
     tried_at: float | None = None
     answer: SentAnswer | None = None
+    is_settling: bool = False
 
 
 class Renewals:
@@ -123,16 +126,28 @@ class Renewals:
         for handle in handles:
             self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + held_s, held_s, answer=answer)
 
-    def named(self, handles: Iterable[str]) -> None:
-        """Note that a client named these handles, so that the answers that brought them have arrived."""
+    def settling(self, handles: Iterable[str]) -> None:
+        """Note that a client settles these handles, so that the answers that brought them have arrived."""
         for handle in handles:
-            if (one := self._held.get(handle)) is not None and one.answer is not None:
-                one.answer.arrived()
+            if (one := self._held.get(handle)) is not None:
+                one.is_settling = True
+                if one.answer is not None:
+                    one.answer.arrived()
 
     def settled(self, handles: Iterable[str]) -> None:
         """Renew these handles no more."""
         for handle in handles:
             self._held.pop(handle, None)
+
+    def take_of(self, client_id: str, keys: ApiKeys) -> dict[str, list[str]]:
+        """Forget what a client holds and is not settling. Return it by subscription; nothing if it is connected."""
+        taken: dict[str, list[str]] = defaultdict(list)
+        if self._clients.get(client_id, keys) is None:
+            for handle, one in list(self._held.items()):
+                if (one.client_id, one.keys) == (client_id, keys) and not one.is_settling:
+                    taken[one.subscription].append(handle)
+                    del self._held[handle]
+        return taken
 
     def tried(self, handles: Iterable[str]) -> None:
         """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again.
@@ -142,7 +157,7 @@ class Renewals:
         now = time.monotonic()
         for handle in handles:
             if (one := self._held.get(handle)) is not None:
-                one.tried_at = now
+                one.tried_at, one.is_settling = now, False
 
     async def run(self) -> None:
         """Renew without end."""

@@ -21,6 +21,7 @@ from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.open_files import raise_open_files
 from app.rocketmq.operations_server import OperationsServer
 from app.rocketmq.producing import Producing
@@ -38,6 +39,9 @@ log = structlog.get_logger(__name__)
 REQUEST_ROOM_BYTES = 12 * 1024 * 1024
 # A connection that has not begun to speak the protocol ends after this time.
 HANDSHAKE_MS = 20_000
+# A client that disappears without a word is noticed: the server pings after a time without a word, and waits for the
+# answer. The sum is less than BREAK_NOTICED_S.
+PING_AFTER_MS, PING_ANSWERED_MS = 60_000, 20_000
 # A connection without a call ends after this time. A client has a stream of settings, which is a call.
 IDLE_MS = 120_000
 STREAMS_MAX = 1000
@@ -87,17 +91,18 @@ async def serve_gateway(options: GatewayOptions) -> None:
     clients.on_change = checks.adjust
     subscriptions, renewals = Subscriptions(api), Renewals(api, clients)
     claiming = Claiming(api, subscriptions)
+    leaving = Leaving(claiming, renewals)
     service = MessagingService(
         options.credentials,
         metrics,
-        ClientSessions(clients, subscriptions, options.limits),
+        ClientSessions(clients, subscriptions, leaving, options.limits),
         Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
         Consuming(claiming, clients, subscriptions, renewals),
         options.limits,
         buffers,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
-    server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=_calls_max(options.limits))
+    server = grpc_server(options.limits)
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, options)
     remoting = RemotingGateway(
@@ -130,6 +135,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         service.stop()
         # At the same time, so that the process ends after one drain.
         await asyncio.gather(remoting.stop(), _drain(server, service, options.limits.drain_s))
+        await leaving.stop()
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing
@@ -160,12 +166,17 @@ def _calls_max(limits: RequestLimits) -> int:
     return STREAMS_MAX + CALLS_PER_CONNECTION * limits.connections
 
 
-def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
+def grpc_server(limits: RequestLimits) -> grpc.aio.Server:
+    """Return a server with the gateway's limits, which has no methods yet and does not listen."""
+    return grpc.aio.server(options=_channel_options(limits), maximum_concurrent_rpcs=_calls_max(limits))
+
+
+def _channel_options(limits: RequestLimits) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", options.limits.body_bytes + REQUEST_ROOM_BYTES),
+        ("grpc.max_receive_message_length", limits.body_bytes + REQUEST_ROOM_BYTES),
         ("grpc.max_send_message_length", -1),
         # Even more are ended as soon as they connect. Calls of those above the limit get a status.
-        ("grpc.max_allowed_incoming_connections", options.limits.connections + SPARE),
+        ("grpc.max_allowed_incoming_connections", limits.connections + SPARE),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Of one connection. A client that has more calls waits, and takes none from others.
         ("grpc.max_concurrent_streams", STREAMS_MAX),
@@ -175,11 +186,10 @@ def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
         # Clients ping streams on which nothing is said.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        # A client that disappears without a word is noticed.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", PING_AFTER_MS),
+        ("grpc.keepalive_timeout_ms", PING_ANSWERED_MS),
         # Its default of a minute would count instead.
-        ("grpc.http2.ping_timeout_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", PING_ANSWERED_MS),
     ]
 
 

@@ -57,9 +57,6 @@ def _parsed(request_type: type[Request], content: bytes) -> Request:
 class RequestContext(CallContext, Protocol):
     """A context from which requests are read, and which can end its call with an error of gRPC's."""
 
-    def peer(self) -> str:
-        """Return the address of the client, which is another for each connection."""
-
     async def read(self) -> object:
         """Return the next request, or gRPC's EOF."""
 

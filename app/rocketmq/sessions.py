@@ -10,6 +10,7 @@ from app.rocketmq.calls import ClientCall
 from app.rocketmq.client_settings import consumer_settings, producer_settings
 from app.rocketmq.clients import ConnectedClient, ConnectedClients
 from app.rocketmq.filters import filters_of
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.names import subscription_of, topic_of
 from app.rocketmq.protocol.definition_pb2 import (
     Assignment,
@@ -41,6 +42,8 @@ from app.rocketmq.subscriptions import Shape, Subscriptions
 log = structlog.get_logger(__name__)
 
 BROKER = "halfnote"
+# gRPC says in two parts that a connection broke: that nothing more comes, and then that the call is canceled.
+BREAK_FOLLOWS_S = 1.0
 # What a consumer gets that subscribes to nothing yet.
 _NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
 
@@ -48,8 +51,10 @@ _NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
 class ClientSessions:
     """Routes, and the streams of connected clients."""
 
-    def __init__(self, clients: ConnectedClients, subscriptions: Subscriptions, limits: RequestLimits) -> None:
-        self._clients, self._subscriptions, self._limits = clients, subscriptions, limits
+    def __init__(
+        self, clients: ConnectedClients, subscriptions: Subscriptions, leaving: Leaving, limits: RequestLimits
+    ) -> None:
+        self._clients, self._subscriptions, self._leaving, self._limits = clients, subscriptions, leaving, limits
 
     async def route(self, request: QueryRouteRequest, call: ClientCall) -> QueryRouteResponse:
         """Return one queue, at the address by which the client came. Raises CallRefused."""
@@ -68,18 +73,16 @@ class ClientSessions:
         return HeartbeatResponse(status=OK_STATUS)
 
     async def leave(self, request: NotifyClientTerminationRequest, call: ClientCall) -> NotifyClientTerminationResponse:
-        """Forget a client. Raises CallRefused if it is not connected here."""
-        client = self._connected(call)
-        self._clients.remove(client)
-        self._clients.forget_order(client)
-        client.end()
+        """Forget a client, and let come again what it holds. Raises CallRefused if it is not connected here."""
+        self._clients.leave(self._connected(call))
+        self._leaving.left(call.client_id, call.keys)
         return NotifyClientTerminationResponse(status=OK_STATUS)
 
     async def telemetry(
         self, commands: AsyncIterator[TelemetryCommand], call: ClientCall
     ) -> AsyncGenerator[TelemetryCommand, None]:
         """Answer settings, and send checks, until the client leaves. Raises CallRefused."""
-        client = ConnectedClient(call.client_id, call.keys)
+        client, broke = ConnectedClient(call.client_id, call.keys, call.peer), True
         self._clients.opened(client)
         reader = asyncio.create_task(self._read(commands, client))
         reader.add_done_callback(lambda _: client.end())
@@ -87,14 +90,28 @@ class ClientSessions:
             while (command := await client.next_command()) is not None:
                 yield command
                 client.taken()
-            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
-                raise error
+            if reader.done():
+                self._clients.remove(client)
+                await self._ended_by_client(reader)
+            broke = False
+        except CallRefused:
+            broke = False
+            raise
         finally:
             self._clients.remove(client)
-            client.left()
+            client.left(broke=broke)
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader
+
+    async def _ended_by_client(self, reader: "asyncio.Task[None]") -> None:
+        """Return if the client ended its stream in order. Raises CallRefused if what it sent ends the stream.
+
+        If the connection broke, the call is canceled meanwhile: gRPC says first that nothing more comes.
+        """
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            raise error
+        await asyncio.sleep(BREAK_FOLLOWS_S)
 
     async def _read(self, commands: AsyncIterator[TelemetryCommand], client: ConnectedClient) -> None:
         async for command in commands:

@@ -7,20 +7,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+import grpc
 import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq import claiming
+from app.rocketmq import claiming, leaving
 from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.protocol.definition_pb2 import PUSH_CONSUMER
+from app.rocketmq.protocol.service_pb2 import NotifyClientTerminationRequest
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from tests.conftest import assembled, client_of, settings_of
-from tests.rocketmq.test_consuming import received
+from tests.rocketmq.test_consuming import acked, handle_of, received
 from tests.rocketmq.test_consuming import sent as sent_by_grpc
 from tests.rocketmq.test_remoting_consuming import began, joined, pulled, sent
-from tests.support.gateway import RocketClient, consumer_of, gateway_over, message_of, receive_of
+from tests.support.gateway import RocketClient, codes_of, consumer_of, gateway_over, message_of, receive_of
 from tests.support.refusing_service import RefusingService
 from tests.support.remoting import ReadMessage, RemotingPeer, remoting_over
 
@@ -238,6 +241,78 @@ async def test_messages_claimed_for_a_call_that_was_canceled_come_again_soon(ser
         stream.cancel()
 
 
+@pytest.mark.parametrize("by", ["its word", "its word as the gateway stops"])
+async def test_what_a_push_consumer_holds_that_ends_comes_again_soon(service: RefusingService, by: str) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket, other = RocketClient(channel), RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        other_stream, _ = await other.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        for body in (b"x", b"y"):
+            await sent_by_grpc(rocket, message_of("order", body))
+        messages = await received(rocket, auto_renew=True)
+        await sent_by_grpc(rocket, message_of("order", b"z"))
+        assert [one.body for one in await received(other, auto_renew=True)] == [b"z"]
+        assert len(messages) == 2
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        if by == "its word":
+            # It may send its last acknowledgements after that.
+            assert await acked(rocket, handle_of(messages[0])) == ["OK", "OK"]
+            async with asyncio.timeout(SOON_S):
+                while not (again := await received(other, auto_renew=True)):
+                    await asyncio.sleep(0.05)
+            [left] = again
+            assert (left.body, left.system_properties.delivery_attempt) == (messages[1].body, 2)
+            # What the other one holds is renewed on.
+            assert len(parts.renewals) == 2
+        else:
+            await parts.stop()
+            [given_back] = [wanted["handles"] for action, wanted in service.asked if action == "nack"]
+            assert given_back == [handle_of(one) for one in messages]
+        stream.cancel()
+        other_stream.cancel()
+
+
+async def test_what_a_push_consumer_acknowledges_as_it_ends_is_acknowledged(service: RefusingService) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        await sent_by_grpc(rocket, message_of("order", b"x"))
+        [message] = await received(rocket, auto_renew=True)
+        asked, answers = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            asked.set()
+            await answers.wait()
+
+        service.before["ack"] = wait
+        acknowledging = asyncio.create_task(acked(rocket, handle_of(message)))
+        await asked.wait()
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        await parts.leaving.stop()
+        await parts.claiming.stop()
+        answers.set()
+        assert await acknowledging == ["OK", "OK"]
+        assert "nack" not in [action for action, _ in service.asked]
+        assert len(parts.renewals) == 0
+        stream.cancel()
+
+
+async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(service: RefusingService) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket = RocketClient(channel)
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        stream, _ = await rocket.connect(settings)
+        await sent_by_grpc(rocket, message_of("order", b"x"))
+        [message] = await received(rocket, auto_renew=True)
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        assert await stream.code() == grpc.StatusCode.OK
+        stream, _ = await rocket.connect(settings)
+        await asyncio.sleep(leaving.LEAVE_S + 0.5)
+        assert handle_of(message) in parts.renewals
+        assert "nack" not in [action for action, _ in service.asked]
+        stream.cancel()
+
+
 async def test_a_message_that_cannot_be_given_to_a_client_keeps_no_others(dsn: str, db: Connection) -> None:
     settings = settings_of(dsn, headers_limit_bytes=65_536)
     async with (
@@ -344,3 +419,16 @@ async def test_what_is_given_back_as_a_gateway_stops_is_given_back(service: Refu
             await claimed.wait()
     await peer.close()
     assert [action for action, _ in service.asked].count("nack") == 1
+
+
+async def test_what_a_client_left_just_before_a_gateway_stops_is_given_back(service: RefusingService) -> None:
+    async with remoting_over(service) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        await joined(peer)
+        await sent(peer, b"a")
+        assert len(await pulled(peer, 0)) == 1
+        left = {"clientID": peer.client_id, "consumerGroup": "points"}
+        assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+        await gateway.stop()
+        assert [action for action, _ in service.asked].count("nack") == 1
+        await peer.close()

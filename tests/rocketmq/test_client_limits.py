@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 
 from app.rocketmq.buffers import Buffers
 from app.rocketmq.calls import ClientCall
+from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.connection_limit import SPARE, ConnectionLimit
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.protocol.definition_pb2 import Code, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, QueryRouteResponse, TelemetryCommand
 from app.rocketmq.refusals import CallRefused
+from app.rocketmq.renewals import Renewals
 from app.rocketmq.sessions import ClientSessions
 from app.rocketmq.settings_stream import SettingsStream
 from app.rocketmq.subscriptions import Subscriptions
@@ -144,7 +147,9 @@ async def test_settings_wait_for_a_client_that_does_not_read() -> None:
             yield TelemetryCommand(settings=producer_of(f"order{number}"))
 
     api = HalfnoteApi(NO_SERVICE, True, GatewayMetrics(), Buffers(LIMITS.buffered_bytes))
-    sessions = ClientSessions(ConnectedClients(), Subscriptions(api), LIMITS)
+    clients, subscriptions = ConnectedClients(), Subscriptions(api)
+    leaving = Leaving(Claiming(api, subscriptions), Renewals(api, clients))
+    sessions = ClientSessions(clients, subscriptions, leaving, LIMITS)
     answers = sessions.telemetry(commands(), ClientCall("c", ApiKeys(None, None), None))
     for number in range(3):
         answer = await anext(answers)

@@ -1,6 +1,8 @@
 """`halfnote rocketmq --drain-s`: how long calls of both protocols may be answered after SIGTERM."""
 
 import asyncio
+import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -111,6 +113,44 @@ async def test_a_gateway_ends_after_its_drain(tmp_path: Path, by_environment: bo
                 assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
                 # Both protocols drain at the same time, and what still waits for the service is given up.
                 assert drain_s <= time.monotonic() - begun < drain_s + FORMER_S
+        finally:
+            gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def sockets_of(pid: int) -> int:
+    """Return how many sockets a process has open."""
+    number = 0
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        # It may be closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            number += os.readlink(one).startswith("socket:")
+    return number
+
+
+async def test_a_gateway_ends_after_its_drain_for_a_remoting_client_that_left_before(tmp_path: Path) -> None:
+    """What this one sent still waits for the service, which may answer it until then."""
+    drain_s = 1.0
+    async with slow_service() as service:
+        gateway = GatewayProcess(tmp_path, service.url, "--remoting-port", "0", "--drain-s", str(drain_s))
+        await gateway.start()
+        assert gateway.process is not None
+        try:
+            peer = await RemotingPeer.connect(gateway.remoting_port)
+            sending = asyncio.create_task(peer.send(b"x"))
+            async with asyncio.timeout(WITHIN_S):
+                await service.asked.acquire()
+                open_before = sockets_of(gateway.process.pid)
+                await peer.close()
+                while sockets_of(gateway.process.pid) >= open_before:
+                    await asyncio.sleep(0.01)
+            begun = time.monotonic()
+            gateway.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
+            # It would wait for the service for 10 s.
+            assert drain_s <= time.monotonic() - begun < drain_s + FORMER_S
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
         finally:
             gateway.stop()
     assert "Traceback" not in gateway.log.read_text()

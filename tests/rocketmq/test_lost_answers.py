@@ -15,12 +15,23 @@ from app.database.connection import Connection
 from app.rocketmq import renewals
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import PUSH_CONSUMER
+from app.rocketmq.protocol.service_pb2 import HeartbeatRequest, NotifyClientTerminationRequest, TelemetryCommand
 from app.runtime.state import Runtime
 from tests.rocketmq.test_consuming import LEASED_UNTIL, acked, handle_of, left, received, sent
 from tests.support.consumers import lapse
-from tests.support.gateway import GatewayInProcess, RocketClient, consumer_of, gateway_over, message_of, receive_of
+from tests.support.gateway import (
+    LIMITS,
+    GatewayInProcess,
+    RocketClient,
+    codes_of,
+    consumer_of,
+    gateway_over,
+    message_of,
+    receive_of,
+)
 
 WITHIN_S = 30.0
+ROUNDS = 10
 
 
 class Link:
@@ -151,7 +162,118 @@ async def test_what_a_client_surely_got_is_renewed_when_it_comes_back(
     renewed = {handle for handle, one in parts.renewals._held.items() if one.until > before[handle]}
     assert renewed == {handle_of(one) for one in (*first, *second[1:])}
     # It names the message after all.
-    parts.renewals.named([handle_of(unsure)])
+    parts.renewals.settling([handle_of(unsure)])
     await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
     assert parts.renewals._held[handle_of(unsure)].until > before[handle_of(unsure)]
     stream.cancel()
+
+
+@pytest.mark.parametrize("end", ["by the client", "after another one began", "by the gateway"])
+async def test_messages_are_renewed_after_a_stream_that_ended_in_order(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], end: str
+) -> None:
+    """The connection of such a stream is whole, and brings the answer."""
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    stream, _ = await rocket.connect(settings)
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket, auto_renew=True)
+    if end == "by the gateway":
+        # One message more than a stream may send in a minute, of which the first is sent.
+        for _ in range(LIMITS.settings_per_minute):
+            await stream.write(TelemetryCommand())
+        assert await stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await left(parts, rocket)
+        again, _ = await rocket.connect(settings)
+    else:
+        if end == "after another one began":
+            again, _ = await rocket.connect(settings)
+        await stream.done_writing()
+        async with asyncio.timeout(WITHIN_S):
+            assert await stream.code() == grpc.StatusCode.OK
+        if end == "by the client":
+            await left(parts, rocket)
+            again, _ = await rocket.connect(settings)
+    held = parts.renewals._held[handle_of(message)]
+    before = held.until
+    await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
+    assert held.until > before
+    again.cancel()
+
+
+async def test_a_client_stays_connected_by_an_older_stream_when_its_newer_one_ends(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link
+) -> None:
+    """It has one for each address, and both addresses may lead to one gateway."""
+    parts, channel = gateway
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as other_channel:
+        rocket, other = RocketClient(channel), RocketClient(other_channel)
+        other.client_id = other._metadata["x-mq-client-id"] = rocket.client_id
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        stream, _ = await rocket.connect(settings)
+        older = parts.clients.get(rocket.client_id, ApiKeys(None, None))
+        newer_stream, _ = await other.connect(settings)
+        newer = parts.clients.get(rocket.client_id, ApiKeys(None, None))
+        assert older is not None
+        assert newer is not None
+        assert newer is not older
+        newer_stream.cancel()
+        async with asyncio.timeout(WITHIN_S):
+            while newer.stream.broke_at is None:
+                await asyncio.sleep(0.01)
+        assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is older
+        assert codes_of([await rocket.call("Heartbeat", HeartbeatRequest())]) == ["OK"]
+        # And not by one that it ended itself.
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is None
+        stream.cancel()
+
+
+@pytest.mark.parametrize("breaks", ["its own", "the other"])
+async def test_an_answer_is_lost_with_the_connection_that_brought_it(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link, breaks: str
+) -> None:
+    """A client has a connection to each address, and two addresses may lead to one gateway."""
+    parts, channel = gateway
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as breaking:
+        rocket, other = RocketClient(breaking), RocketClient(channel)
+        other.client_id = other._metadata["x-mq-client-id"] = rocket.client_id
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        by, newer = (rocket, other) if breaks == "its own" else (other, rocket)
+        stream, _ = await by.connect(settings)
+        newer_stream, _ = await newer.connect(settings)
+        await sent(other, message_of("order", b"x"))
+        [message] = await received(by, auto_renew=True)
+        link.break_off()
+        async with asyncio.timeout(WITHIN_S):
+            while len(parts.connections) > 1:
+                await asyncio.sleep(0.01)
+        held = parts.renewals._held[handle_of(message)]
+        before = held.until
+        await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
+        assert (held.until > before) == (breaks == "the other")
+        stream.cancel()
+        newer_stream.cancel()
+
+
+@pytest.mark.parametrize("half_closed", [False, True])
+async def test_a_stream_that_its_connection_ended_is_broken(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link, half_closed: bool
+) -> None:
+    """Also one that the client ended at the same time, and each time: gRPC says both ends of a stream at once."""
+    parts, _ = gateway
+    for _ in range(ROUNDS):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as lossy:
+            rocket = RocketClient(lossy)
+            stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+            client = parts.clients.get(rocket.client_id, ApiKeys(None, None))
+            assert client is not None
+            if half_closed:
+                await stream.done_writing()
+            link.break_off()
+            async with asyncio.timeout(WITHIN_S):
+                while client.stream.broke_at is None:
+                    await asyncio.sleep(0.01)
+            await left(parts, rocket)
+            stream.cancel()

@@ -136,7 +136,8 @@ async def test_checks_that_are_out_are_counted_until_their_answer(client: httpx.
         assert found['halfnote_rocketmq_requests_total{code="OK",method="ReceiveMessage",protocol="grpc"}'] == 1
         assert 'halfnote_rocketmq_request_seconds_count{method="ReceiveMessage",protocol="grpc"}' not in found
         # Also while it is away, until the time of the message is over.
-        consuming.cancel()
+        for one in (consuming, stream):
+            one.cancel()
         async with asyncio.timeout(30):
             while found['halfnote_rocketmq_clients{protocol="grpc"}'] != 0:
                 await asyncio.sleep(0.01)

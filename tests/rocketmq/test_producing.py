@@ -159,7 +159,7 @@ async def test_the_next_checks_are_claimed_when_a_producer_has_taken_those_befor
                 await asyncio.sleep(0)
             assert [action for action, _ in service.asked].count("claim") == 1
             if ends:
-                producer.left()
+                producer.left(broke=True)
             else:
                 producer.taken()
             second = await producer.next_command()

@@ -368,3 +368,14 @@ async def test_the_port_is_an_option(tmp_path: Path) -> None:
 def test_an_address_that_clients_cannot_use_is_refused(address: str, run_alone: Run) -> None:
     refusal = run_alone("rocketmq", "--remoting-port", "0", "--remoting-address", address)
     assert (refusal.code, "--remoting-address is " in refusal.err) == (2, True)
+
+
+async def test_a_connection_that_comes_as_a_gateway_stops_is_not_served() -> None:
+    async with remoting_over(None) as (gateway, _):
+        await gateway.stop()
+        # The loop may begin a connection after the stop that it took before. So it does here.
+        async with await asyncio.start_server(gateway._server._connected, "127.0.0.1", 0) as late:
+            peer = await RemotingPeer.connect(late.sockets[0].getsockname()[1])
+            await peer.ended()
+            assert len(gateway._server) == 0
+            await peer.close()

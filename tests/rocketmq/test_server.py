@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 
 from app.rocketmq import server
-from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import Resource
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
 from app.rocketmq.service import SERVICE
@@ -179,8 +178,7 @@ async def test_a_connection_that_does_not_speak_is_ended(content: bytes, monkeyp
 
 async def is_ended(content: bytes) -> None:
     """Connect to a server with the gateway's options, send this, and wait until the server ends the connection."""
-    options = server.GatewayOptions("", True, "127.0.0.1", 0, Credentials(None, ApiKeys(None, None)), LIMITS, None)
-    listening = grpc.aio.server(options=server._channel_options(options))
+    listening = server.grpc_server(LIMITS)
     port = listening.add_insecure_port("127.0.0.1:0")
     await listening.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

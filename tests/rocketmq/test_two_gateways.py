@@ -10,8 +10,8 @@ import grpc.aio
 import httpx
 import pytest
 
-from app.rocketmq.protocol.definition_pb2 import COMMIT, TRANSACTION, Resource
-from app.rocketmq.protocol.service_pb2 import EndTransactionRequest, SendMessageRequest
+from app.rocketmq.protocol.definition_pb2 import COMMIT, PUSH_CONSUMER, TRANSACTION, Resource
+from app.rocketmq.protocol.service_pb2 import EndTransactionRequest, NotifyClientTerminationRequest, SendMessageRequest
 from tests.support.gateway import (
     GatewayProcess,
     RocketClient,
@@ -138,3 +138,23 @@ async def test_the_service_is_killed_and_comes_back(deployment: Deployment) -> N
         continue
     stream.cancel()
     consuming.cancel()
+
+
+async def test_what_a_consumer_left_as_its_gateway_stops_comes_again_soon_by_the_other(deployment: Deployment) -> None:
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    rocket, other = (RocketClient(channel) for channel in deployment.channels)
+    stream, _ = await rocket.connect(settings)
+    other_stream, _ = await other.connect(settings)
+    await sent(rocket, b"x")
+    request = receive_of("points", "order", auto_renew=True, wait_s=10)
+    _, [message] = await rocket.receive(request)
+    answer = await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())
+    assert codes_of([answer]) == ["OK"]
+    assert await asyncio.to_thread(deployment.gateways[0].stop) == 0
+    # Well before its time of 60 s is over.
+    async with asyncio.timeout(20):
+        while not (messages := (await other.receive(request))[1]):
+            pass
+    assert [(one.body, one.system_properties.delivery_attempt) for one in messages] == [(message.body, 2)]
+    stream.cancel()
+    other_stream.cancel()

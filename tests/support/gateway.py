@@ -26,11 +26,13 @@ from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.leaving import Leaving
 from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import definition_pb2 as definition
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.request_limits import RequestLimits
+from app.rocketmq.server import grpc_server
 from app.rocketmq.service import SERVICE, MessagingService
 from app.rocketmq.sessions import ClientSessions
 from app.rocketmq.storing import Storing
@@ -223,6 +225,7 @@ class GatewayInProcess:
         self.renewals = Renewals(self.api, self.clients)
         subscriptions = Subscriptions(self.api)
         self.claiming = Claiming(self.api, subscriptions)
+        self.leaving = Leaving(self.claiming, self.renewals)
         self.metrics.watch(
             "grpc",
             clients=lambda: len(self.clients),
@@ -232,14 +235,14 @@ class GatewayInProcess:
         service = MessagingService(
             credentials,
             self.metrics,
-            ClientSessions(self.clients, subscriptions, limits),
+            ClientSessions(self.clients, subscriptions, self.leaving, limits),
             Producing(Storing(self.api, self.checks), self.clients, self.checks, limits.body_bytes),
             Consuming(self.claiming, self.clients, subscriptions, self.renewals),
             limits,
             self.buffers,
         )
         self.connections = service.connections
-        self._server = grpc.aio.server()
+        self._server = grpc_server(limits)
         self._server.add_generic_rpc_handlers((service.handler(),))
         self.port = self._server.add_insecure_port("127.0.0.1:0")
 
@@ -251,6 +254,7 @@ class GatewayInProcess:
         """Stop serving."""
         await self.checks.stop()
         await self._server.stop(0)
+        await self.leaving.stop()
         await self.claiming.stop()
         await self.api.aclose()
 

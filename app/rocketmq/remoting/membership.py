@@ -14,6 +14,7 @@ import structlog
 
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.filters import Filters, filters_of
+from app.rocketmq.leaving import LEAVE_S
 from app.rocketmq.protocol.definition_pb2 import FilterExpression, FilterType
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode
@@ -28,8 +29,6 @@ from app.rocketmq.subscriptions import Subscriptions
 log = structlog.get_logger(__name__)
 
 CLIENT_ID_MAX, GROUPS_MAX = 500, 1000
-# The client of 5.x may send the last offsets after it has left a group or a topic.
-LEAVE_S = 1.0
 _FROM_FIRST = "CONSUME_FROM_FIRST_OFFSET"
 _numbers = count(1)
 
@@ -139,6 +138,11 @@ class Membership:
             self._let_go(client)
         return call.frame.answered(ResultCode.SUCCESS)
 
+    async def stop(self) -> None:
+        """Wait until what clients left within LEAVE_S is being given back."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
     def _let_go(self, client: RemotingClient) -> None:
         """Forget the queues of groups and topics that a client has left. What it holds of them comes again soon."""
         client.unready = {(group, topic) for group, topic in client.unready if client.names(group, topic)}
@@ -150,6 +154,7 @@ class Membership:
             leaving.add_done_callback(self._leaving.discard)
 
     async def _give_back(self, client: RemotingClient) -> None:
+        # The client of 5.x may send the last offsets after it has left a group or a topic.
         await asyncio.sleep(LEAVE_S)
         # It may have come back, and has then said where it begins.
         former = client.former_queues()

@@ -42,9 +42,10 @@ class RemotingGateway:
         self.renewals = Renewals(api, self.clients)
         self._claiming = claiming = Claiming(api, subscriptions)
         sending_back = SendingBack(claiming, self.renewals)
+        self._membership = membership = Membership(self.clients, subscriptions, claiming, self.renewals, limits.topics)
         parts = RemotingParts(
             Routes(addresses),
-            Membership(self.clients, subscriptions, claiming, self.renewals, limits.topics),
+            membership,
             Pulling(claiming, subscriptions, self.renewals),
             sending_back,
             RemotingProducing(Storing(api, self.checks), sending_back, limits.body_bytes),
@@ -65,9 +66,13 @@ class RemotingGateway:
         return listening
 
     async def stop(self) -> None:
-        """End all connections. What clients hold comes again when its time is over; what they did not get, at once."""
+        """End all connections.
+
+        What clients hold comes again when its time is over; what they did not get, or left with their group, at once.
+        """
         await self.checks.stop()
         await self._server.stop()
+        await self._membership.stop()
         await self._claiming.stop()
         if self._renewing is not None:
             self._renewing.cancel()

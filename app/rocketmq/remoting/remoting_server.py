@@ -59,6 +59,7 @@ class RemotingServer:
         self._connections: set[RemotingConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._stopping = False
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
         edge, send = parts.pulling.edge, parts.producing.send
@@ -96,6 +97,7 @@ class RemotingServer:
         """Take no more requests, and end all connections when those that were taken are answered."""
         if self._server is None:
             return
+        self._stopping = True
         self._server.close()
         for handshake in self._handshakes:
             handshake.cancel()
@@ -104,6 +106,10 @@ class RemotingServer:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopping:
+            # The loop took it before the server was closed.
+            writer.transport.abort()
+            return
         if len(self._connections) >= self._limits.connections:
             log.warning("rocketmq_too_many_connections", connections=self._limits.connections)
             self._metrics.connection_refused("too_many")
