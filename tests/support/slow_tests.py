@@ -289,6 +289,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_wrk_walks_the_ids_by_its_plan[half]",
     ),
     "project/test_bench_peers.py": (
+        # Of the others, `pace` is short.
+        "test_each_half_has_its_end[run]",
         "test_each_half_has_its_end[ahead]",
         "test_a_refused_request_breaks_off_one_slice_of_halfnote",
     ),

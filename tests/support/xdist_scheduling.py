@@ -1,5 +1,7 @@
 """Which worker of xdist runs which test: all tests of the proof run in one process, so that there is one Spark session.
 
+Tests that share what takes seconds to make, as a service, run in one process too. Otherwise each worker makes it.
+
 xdist's own groups write the group's name into the test's id, which pytest 9.2 no longer allows: the marks then have no
 effect, and each worker starts its own session. So the path determines the group.
 """
@@ -16,6 +18,36 @@ GROUPS = {
     # One RocketMQ.
     "tests/rocketmq/test_comparison.py": "rocketmq",
     "tests/rocketmq/test_compared_answers.py": "rocketmq",
+    # One service, and one more for the tests that delete what others make.
+    "tests/cli/test_apply.py": "command line, apply",
+    "tests/cli/": "command line",
+    # One service, gateway, wheel, or database with keys for each file.
+    **{
+        f"tests/{file}": file
+        for file in (
+            "admission/test_authorization.py",
+            "admission/test_request_guard.py",
+            "helm/test_apply.py",
+            "lifecycle/test_wheel.py",
+            "rocketmq/test_server.py",
+            "routers/test_api_keys.py",
+            "routers/test_batches.py",
+            "routers/test_destination_schemas.py",
+            "routers/test_health.py",
+            "routers/test_list_orders.py",
+            "routers/test_producer_groups.py",
+            "routers/test_put_changes.py",
+            "routers/test_redelivery.py",
+            "routers/test_subscriptions.py",
+            "routers/test_transaction_lists.py",
+            "sdk/test_client_pages.py",
+            "server/test_fast_cycle.py",
+            "server/test_raw_forms.py",
+            "server/test_request_pipeline.py",
+            "server/test_requests_without_task.py",
+            "server/test_tls.py",
+        )
+    },
     # One service and one browser.
     "tests/console/test_screens.py": "screens",
     "tests/console/test_browser.py": "browser",
