@@ -8,7 +8,7 @@ import pytest
 from app.database.connection import Connection
 from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIM_NEXT, SETTLED, ClaimStatement, HeldMessage
 from app.store.pull.held_retries import HELD, LOCK_HELD
-from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER
+from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER, FULL
 from app.store.pull.sweeps import CLAIMS_AT_ONCE, PUT_OFF, PUT_OFF_AT_ONCE, TAKE_OVER, put_off
 from app.store.pull.waiting import CLAIMABLE, SPAN
 from app.store.pull.waiting_limits import LOCK_WAITING, OLDEST, OLDEST_AHEAD, PASS_OVER, PASSER, WAITING_ROWS
@@ -90,6 +90,21 @@ async def test_a_claim_of_stored_messages_in_order_reads_each_row_once(full: Con
     assert sequential_scans(big(found)) == []
     # Once to find the order, and once for each row that is taken.
     assert sum(scan.rows for scan in found if scan.table == "delivery_retry") <= 500 + ROOM
+
+
+@BOTH_PLANS
+async def test_delayed_messages_are_not_read_to_see_how_many_wait(full: Connection, generic: bool) -> None:
+    rows = await full.fetch('select transaction_id, position, "offset" from outbox order by "offset" limit 500')
+    await full.executemany(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, '
+        "due_at, waiting_since) values (1, $1, $2, $3, 'order', 'k' || $3::bigint, 0, $4, $4)",
+        [(*row, NOW + timedelta(minutes=1 if n < 480 else -1)) for n, row in enumerate(rows)],
+    )
+    await full.execute("analyze delivery_retry; set enable_seqscan = off")
+    types = ["int", "timestamptz"]
+    found = await scans(full, f"select {FULL.format('$1', '$2')}", types, [1, NOW], generic=generic)
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in found) == 20
 
 
 @BOTH_PLANS
