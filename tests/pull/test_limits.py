@@ -355,6 +355,19 @@ async def test_the_approach_of_a_limit_is_announced_once(
     assert await db.fetchval(announced) == 1
 
 
+async def test_the_approach_of_the_time_is_announced_though_a_delayed_message_is_the_first(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    await subscribed(client, expire_after_s=60)
+    announced = "select count(*) from half where topic = 'halfnote.subscription.expiring'"
+    await publish(client, order(1, deliver_after_s=3600), order(2))
+    await sweep_after(runtime, 20)
+    assert await db.fetchval(announced) == 0
+    await sweep_after(runtime, 40)
+    assert await db.fetchval(announced) == 1
+    assert 0.6 < shown(runtime, "halfnote_waiting_limit_used", subscription="worker") < 0.75
+
+
 async def test_a_subscription_without_limits_is_not_counted(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:

@@ -129,15 +129,16 @@ order by d.since, d."offset" limit $3
 """  # noqa: S608 -- constants
 
 OLDEST = Parameters(Column("after", "bigint", given=True), *OF_READER)
-# When the first message after an offset was committed, and since when it waits, if the next entries have one. Served by
-# outbox_by_offset.
+# When the first message after an offset was committed, and since when the one waits that waits longest, if the next
+# entries have any: a delayed one may be before others. Served by outbox_by_offset.
 OLDEST_AHEAD = f"""
 with span as materialized (
   select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
   from outbox o where o."offset" > {OLDEST["after"]} order by o."offset" limit {SPAN}
 )
-select s.committed_at, coalesce(s.due_at, s.committed_at) as since from span s
-where {matches(OLDEST)} order by s."offset" limit 1
+select (array_agg(s.committed_at order by s."offset"))[1] as committed_at,
+  min(coalesce(s.due_at, s.committed_at)) as since
+from span s where {matches(OLDEST)} having count(*) > 0
 """  # noqa: S608 -- constants
 
 
@@ -200,7 +201,7 @@ async def waiting_rows(
 
 
 async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> tuple[datetime, datetime] | None:
-    """Return when the first message of the log after an offset was committed, and since when it waits.
+    """Return when the first message of the log after an offset was committed, and since when the oldest one waits.
 
     None if the next entries have none.
     """
