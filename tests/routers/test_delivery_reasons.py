@@ -245,6 +245,22 @@ async def test_what_a_consumer_holds_and_what_it_has_given_back(client: httpx.As
     assert (await why(client, ids[2], "worker"))["reason"] == "delivered"
 
 
+@pytest.mark.parametrize("state", ["paused", "disabled"])
+async def test_a_pause_or_a_change_takes_nothing_from_a_consumer(
+    client: httpx.AsyncClient, group: str, db: Connection, state: str
+) -> None:
+    await put_pulled(client)
+    ids = [await sent(client, key=f"order-{n}") for n in range(3)]
+    longer, _ = await Consumer(client).claim(max=2, invisible_s=30)
+    await Consumer(client).settle("extend", longer["handle"], invisible_s=600)
+    await db.execute("update subscription set state = $1", state)
+    found = [await why(client, one, "worker") for one in ids]
+    assert [one["reason"] for one in found] == ["in_flight", "in_flight", state]
+    await db.execute("update subscription set topics = '{photo}', matches_since = now()")
+    found = [await why(client, one, "worker") for one in ids]
+    assert [one["reason"] for one in found] == ["in_flight", "in_flight", "no_topic_match"]
+
+
 async def test_an_expired_message(client: httpx.AsyncClient, runtime: Runtime, relay: Relay) -> None:
     async with Responder(status=204) as receiver:
         await subscribe(client, receiver, expire_after_s=60)
