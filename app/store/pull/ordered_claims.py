@@ -100,21 +100,28 @@ out as materialized (
 
 CLAIM_NEW_IN_ORDER = ClaimStatement(_claim_new_in_order, Column("hold", "bool", given=True))
 
-# 1. `rows` has all rows of the subscription but delayed ones that are not due: WAITING_MOST, those without a key, and
-#    what consumers hold.
+# 1. `rows` has what is due, and of its keys all rows but delayed ones that are not due. There can be far more of other
+#    keys, so `due` finds the keys first, by delivery_retry_due: to ask the log whether a row is delayed takes longest.
 # 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
 #    held. So a claim takes the first ones of a key together, up to RUN.
 # 3. `chosen` takes the keys by the due time and the offset of their first row, and leaves out those that claims hold.
 _CHOSEN = f"""
 with out as materialized (
   {KEYS_OUT.format("$1")}
+), due as materialized (
+  select d.key from (
+    {REPLAYS}
+  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4
+    and d.leased_until is null and d.key is not null
 ), rows as materialized (
   select d.ctid as at, d.transaction_id, d.position, d.replay, d.key, d."offset", d.due_at,
     octet_length(d.body) as size, d.leased_until is not null as held,
     d.due_at <= $4 and d.leased_until is null and {OPEN.format("d")} as claimable
   from (
     {REPLAYS}
-  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and {BLOCKS.format("d", "$4")}
+  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and (
+    d.due_at <= $4 or d.key is not null and d.key in (select key from due) and {BLOCKS.format("d", "$4")}
+  )
 ), placed as materialized (
   select r.*, r.due_at as first_due, r."offset" as first, 1 as place, r.claimable as unbroken, false as held_key
   from rows r
