@@ -82,11 +82,11 @@ async def _count(connection: Connection, subscription: Subscription, turn: Count
     committed_at, ahead_at = ahead or (None, None)
     after, taken_ahead = turn.offset, 0
     for _ in range(SPANS_COUNTED if subscription.max_backlog is not None else 0):
-        taken, reached, more = await matching_ahead(connection, reader, after)
-        taken_ahead += taken
-        if not more or reached is None or stored + taken_ahead >= most:
+        found = await matching_ahead(connection, reader, after, now)
+        taken_ahead += found.taken
+        if not found.more or found.reached is None or stored + taken_ahead >= most:
             break
-        after = reached
+        after = found.reached
     return WaitingCount(
         min((at for at in (oldest_at, ahead_at) if at is not None), default=None), stored, taken_ahead, committed_at
     )
@@ -96,15 +96,15 @@ def _counted_most(subscription: Subscription) -> int:
     return 1 if subscription.max_backlog is None else subscription.max_backlog + EXCESS_AT_ONCE
 
 
-async def _passed(connection: Connection, subscription: Subscription, after: int, offset: int) -> int:
-    """Return how many of its messages of the log a subscription's cursor has passed; more if it went very far."""
+async def _passed(connection: Connection, subscription: Subscription, after: int, offset: int, now: datetime) -> int:
+    """Return how many messages that counted a subscription's cursor has passed; more if it went very far."""
     reader, passed = replace(reader_of(subscription), until=offset), 0
     for _ in range(SPANS_PASSED):
-        taken, reached, more = await matching_ahead(connection, reader, after)
-        passed += taken
-        if not more or reached is None or reached >= offset:
+        found = await matching_ahead(connection, reader, after, now)
+        passed += found.taken
+        if not found.more or found.reached is None or found.reached >= offset:
             return passed
-        after = reached
+        after = found.reached
     return passed + offset - after
 
 
@@ -128,7 +128,7 @@ async def _expire(
         if offset is None:
             return [], False
         if excess:
-            passed = await _passed(connection, subscription, turn.offset, offset) if offset > turn.offset else 0
+            passed = await _passed(connection, subscription, turn.offset, offset, now) if offset > turn.offset else 0
             excess = limits.excess(stored + max(0, waiting.ahead - passed))
         gone: list[HeldSettlement] = []
         if limits.expire_after is not None:

@@ -2,6 +2,7 @@
 nothing.
 """
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,8 @@ from app.store.pull import sweeps
 from app.store.pull.claims import HeldMessage, PulledSubscription, pulled
 from app.store.pull.settles import SETTLE, settle_held
 from app.store.pull.sweeps import LOOK_AGAIN_S, PUT_OFF_AT_ONCE
+from app.store.retention import day_dead_letters, days
+from app.store.subscriptions import subscriptions
 from tests.support.consumers import Consumer, put_pulled, sweep_after
 from tests.support.days import go_to, long_ago, post_end, post_half
 from tests.support.relay_stepping import order, publish
@@ -337,3 +340,35 @@ async def test_what_a_closing_day_keeps_a_sweep_from_recording_is_not_counted(
             assert await settling.record(closing, settled, names, OLD_TIME) == ([], False)
     finally:
         await other.close()
+
+
+async def test_a_row_whose_time_is_over_while_its_day_is_removed_is_buried_once(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    [sent] = await publish(client, order(1))
+    [held] = await consumer.claim()
+    await consumer.settle("extend", held["handle"], invisible_s=60)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    day = await days.day_of(db, await db.fetchval("select transaction_id from outbox"))
+    [subscription] = await subscriptions.page(db, "", 10)
+    assert day is not None
+    place, now = day_dead_letters.RowPlace.before(day, 0), OLD_TIME + timedelta(seconds=120)
+    waits = "select pg_blocking_pids($1) <> '{}'"
+    other = await connect(dsn)
+    try:
+        async with db.transaction():
+            pulled_now = await sweeps.pulled(db)
+            settled = sweep._settled(pulled_now, [], await sweeps.lapsed(db, list(pulled_now), now), now)
+            names = {one.subscription_id: one.name for one in pulled_now.values()}
+            await settling.record(db, settled, names, now)
+            burying = asyncio.create_task(day_dead_letters.bury_retries(other, day, subscription, place, now))
+            async with asyncio.timeout(30):
+                while not (burying.done() or await db.fetchval(waits, other.get_server_pid())):
+                    await asyncio.sleep(0.01)
+        await burying
+    finally:
+        await other.close()
+    assert await dead(db) == [sent]
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+    # Until upkeep has it, no attempt of it is counted.
+    assert await db.fetchval("select attempts from dead_letter") == 0

@@ -174,6 +174,50 @@ async def test_what_consumers_hold_for_long_is_not_too_many(
     assert len(await dead(db)) == 20
 
 
+async def test_delayed_messages_of_the_log_count_once_they_are_due(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    await subscribed(client, max_backlog=100)
+    sent = await publish(client, *(order(n) for n in range(60)))
+    await publish(client, *(order(n, deliver_after_s=600) for n in range(60)))
+    for seconds in (0, 5, 10):
+        await sweep_after(runtime, seconds)
+    assert await dead(db) == []
+    assert await db.fetchval("select limit_used from pull_cursor") == 0.6
+    for seconds in (605, 611):
+        await sweep_after(runtime, seconds)
+    assert await db.fetchval('select array_agg("offset" order by "offset") from dead_letter') == sent[:20]
+
+
+async def test_delayed_messages_that_are_claimed_during_a_count_are_not_subtracted(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """The cursor passes messages that did not count; those that did are still there."""
+    consumer = await subscribed(client, max_backlog=100)
+    await publish(client, *(order(n, deliver_after_s=600) for n in range(30)))
+    await publish(client, *(order(n) for n in range(120)))
+    await sweep_after(runtime)
+    assert await db.fetchval("select excess from pull_cursor") == 20
+    expire = await counted(db, runtime)
+    assert len(await consumer.claim(max=10)) == 10
+    await expire()
+    assert await dead(db) == [("backlog", 0)] * 10
+
+
+async def test_the_oldest_of_a_backlog_go_though_many_delayed_messages_are_before_them(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = waiting_limits.PASS_OVER.replace(f"+ {waiting_limits.DELAYED_AT_ONCE}", "+ 7")
+    monkeypatch.setattr(waiting_limits, "PASS_OVER", short)
+    await subscribed(client, max_backlog=100)
+    await publish(client, *(order(n, deliver_after_s=600) for n in range(60)))
+    sent = await publish(client, *(order(n) for n in range(104)))
+    for seconds in (0, 5):
+        await sweep_after(runtime, seconds)
+    assert await db.fetchval('select array_agg("offset" order by "offset") from dead_letter') == sent[:4]
+    assert await db.fetchval('select "offset" from pull_cursor') == sent[3]
+
+
 async def test_a_burst_that_is_claimed_meanwhile_loses_nothing(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
@@ -309,6 +353,19 @@ async def test_the_approach_of_a_limit_is_announced_once(
     await publish(client, order(5))
     await sweep_after(runtime, 10)
     assert await db.fetchval(announced) == 1
+
+
+async def test_the_approach_of_the_time_is_announced_though_a_delayed_message_is_the_first(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    await subscribed(client, expire_after_s=60)
+    announced = "select count(*) from half where topic = 'halfnote.subscription.expiring'"
+    await publish(client, order(1, deliver_after_s=3600), order(2))
+    await sweep_after(runtime, 20)
+    assert await db.fetchval(announced) == 0
+    await sweep_after(runtime, 40)
+    assert await db.fetchval(announced) == 1
+    assert 0.6 < shown(runtime, "halfnote_waiting_limit_used", subscription="worker") < 0.75
 
 
 async def test_a_subscription_without_limits_is_not_counted(

@@ -304,6 +304,35 @@ async def test_with_many_waiting_messages_the_log_is_not_read_on(
     assert got
 
 
+@pytest.mark.parametrize("how", ["delayed", "without a key"])
+async def test_what_keeps_no_other_message_back_does_not_stop_the_log(
+    client: httpx.AsyncClient,
+    consumer: Consumer,
+    runtime: Runtime,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    from app.store.pull import ordered_claims, waiting
+
+    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
+    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("10000", "20")))
+    monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("10000", "20"))
+    if how == "delayed":
+        await publish(client, *(keyed(f"k{n}", n, deliver_after_s=1800) for n in range(25)))
+        assert await consumer.claim(max=30) == []
+    else:
+        await publish(client, *(keyed(None, n) for n in range(25)))
+        claimed = await consumer.claim(max=30)
+        await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=1800)
+    assert await db.fetchval("select count(*) from delivery_retry") == 25
+    [other] = await publish(client, keyed("b", 1))
+    subscription_id = await db.fetchval("select subscription_id from subscription where name = 'worker'")
+    [found] = await waiting.claimable(db, {subscription_id: 5}, runtime.clock.now())
+    assert found.logged == 1
+    assert offsets(await consumer.claim(max=5)) == [other]
+
+
 async def test_an_acknowledgement_asks_for_a_look_for_those_that_wait(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
 ) -> None:

@@ -401,7 +401,7 @@ async def test_what_waits_is_counted_and_claimed_in_order_of_time(full: Connecti
 async def test_the_backlog_is_counted_in_a_short_index_range(full: Connection, generic: bool) -> None:
     _, high = await ends(full)
     reader = Reader(1, 0, Route(TopicPatterns(["order"]), None, None), shards=1, shard=0, settled_to=0)
-    arguments = COUNTER.arguments(reader, after=high - 100)
+    arguments = COUNTER.arguments(reader, after=high - 100, now=datetime.now(UTC))
     found = big(await scans(full, MATCHING_AHEAD, COUNTER.types, arguments, generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 100 + DAYS

@@ -15,6 +15,9 @@ from app.retention import day_closing
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
 from app.store.coordinator.ops import RECORD_END
+from app.store.relay import checkpoints
+from app.store.relay.checkpoints import Shard
+from app.store.relay.leases import Lease
 from app.store.retention import day_blockers, day_dead_letters, days
 from app.store.subscriptions import subscriptions
 from app.verdicts import Source, Verdict
@@ -504,3 +507,33 @@ async def test_a_day_is_open_again_from_its_commit_on(db: Connection) -> None:
     # Another replica's upkeep may find at once that all of it is decided.
     await days.set_decided(db, DAY, began)
     assert await db.fetchval("select changed_at from day where day = $1 and decided", DAY) == reopened
+
+
+async def test_a_retry_that_a_new_holder_frees_meanwhile_is_buried_once(
+    client: httpx.AsyncClient, db: Connection, dsn: str
+) -> None:
+    tried = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await write_retry(db, tried, billing)
+    await db.execute("update delivery_retry set leased_until = now() + interval '1 minute'")
+    shard = Shard(billing)
+    await db.execute("insert into lease values ($1, 'one', 1, now() + interval '1 hour')", shard.lease_name)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    day = await days.day_of(db, UUID(tried))
+    [subscription] = await subscriptions.page(db, "", 10)
+    assert day is not None
+    place = day_dead_letters.RowPlace.before(day, 0)
+    other = await connect(dsn)
+    try:
+        async with db.transaction():
+            assert await checkpoints.free_claims(db, Lease(shard.lease_name, "one", 1), shard)
+            burying = asyncio.create_task(day_dead_letters.bury_retries(other, day, subscription, place, OLD_TIME))
+            async with asyncio.timeout(30):
+                while not await db.fetchval("select pg_blocking_pids($1) <> '{}'", other.get_server_pid()):
+                    assert not burying.done()
+                    await asyncio.sleep(0.01)
+        await burying
+    finally:
+        await other.close()
+    assert await db.fetchval("select count(*) from dead_letter") == 1
+    assert await db.fetchval("select count(*) from delivery_retry") == 0

@@ -17,6 +17,7 @@ from app.runtime.state import Runtime
 from tests.conftest import register_group
 from tests.support.check_responder import Call, Responder
 from tests.support.check_stepping import in_doubt, turn
+from tests.support.consumers import Consumer, put_pulled
 from tests.support.explain import scans
 from tests.support.relay_stepping import step, subscribe, turn_until
 
@@ -227,6 +228,37 @@ async def test_an_open_breaker_and_a_disabled_subscription(
         found = await why(client, one)
         assert found["reason"] == "disabled"
         assert "(answered 410)" in found["sentence"]
+
+
+async def test_what_a_consumer_holds_and_what_it_has_given_back(client: httpx.AsyncClient, group: str) -> None:
+    await put_pulled(client)
+    ids = [await sent(client, key=f"order-{n}") for n in range(3)]
+    consumer = Consumer(client)
+    back, longer, held = await consumer.claim(max=3, invisible_s=30)
+    await consumer.settle("nack", back["handle"], retry_after_s=600)
+    [extended] = await consumer.settle("extend", longer["handle"], invisible_s=600)
+    found = [await why(client, one, "worker") for one in ids]
+    assert [one["reason"] for one in found] == ["retrying", "in_flight", "in_flight"]
+    assert "A consumer has claimed it, for attempt 1, and holds it" in found[1]["sentence"]
+    assert extended["held_until"][:19].replace("T", " ") in found[1]["sentence"].replace("T", " ")
+    assert await consumer.ack(held) == [200]
+    assert (await why(client, ids[2], "worker"))["reason"] == "delivered"
+
+
+@pytest.mark.parametrize("state", ["paused", "disabled"])
+async def test_a_pause_or_a_change_takes_nothing_from_a_consumer(
+    client: httpx.AsyncClient, group: str, db: Connection, state: str
+) -> None:
+    await put_pulled(client)
+    ids = [await sent(client, key=f"order-{n}") for n in range(3)]
+    longer, _ = await Consumer(client).claim(max=2, invisible_s=30)
+    await Consumer(client).settle("extend", longer["handle"], invisible_s=600)
+    await db.execute("update subscription set state = $1", state)
+    found = [await why(client, one, "worker") for one in ids]
+    assert [one["reason"] for one in found] == ["in_flight", "in_flight", state]
+    await db.execute("update subscription set topics = '{photo}', matches_since = now()")
+    found = [await why(client, one, "worker") for one in ids]
+    assert [one["reason"] for one in found] == ["in_flight", "in_flight", "no_topic_match"]
 
 
 async def test_an_expired_message(client: httpx.AsyncClient, runtime: Runtime, relay: Relay) -> None:

@@ -32,11 +32,14 @@ def state_reason(state: State) -> DeliveryReason | None:
 def reason_of(facts: DeliveryFacts, state: State, now: datetime) -> DeliveryReason:
     """Return the reason, except that an earlier message of the key is before this one (`may_wait_for_key`).
 
-    The first one counts of: what has happened, what the subscription takes, and what keeps the message.
+    The first one counts of: what has happened, whether a consumer holds the message, what the subscription takes, and
+    what keeps the message.
     """
     settled = _settled(facts)
     if settled is not None:
         return settled
+    if _consumer_holds(facts, now):
+        return DeliveryReason.IN_FLIGHT
     if facts.retry_at is None:
         passed = _passed(facts, state)
         if passed is not None:
@@ -77,6 +80,12 @@ def _passed(facts: DeliveryFacts, state: State) -> DeliveryReason | None:
     return None
 
 
+def _consumer_holds(facts: DeliveryFacts, now: datetime) -> bool:
+    """Return whether a consumer has the message; that lasts through changes of the subscription."""
+    held_until = facts.claimed_until or facts.leased_until
+    return facts.pulled and held_until is not None and held_until > now
+
+
 def _kept(facts: DeliveryFacts, now: datetime) -> DeliveryReason:
     if facts.state is SubscriptionState.PAUSED:
         return DeliveryReason.PAUSED
@@ -85,11 +94,7 @@ def _kept(facts: DeliveryFacts, now: datetime) -> DeliveryReason:
     due_at = facts.due_at if facts.retry_at is None else facts.retry_at
     if facts.tried_at is None and due_at is not None and due_at > now:
         return DeliveryReason.DUE_LATER
-    if facts.pulled:
-        held_until = facts.claimed_until or facts.leased_until
-        if held_until is not None and held_until > now:
-            return DeliveryReason.IN_FLIGHT
-    elif facts.holder is None:
+    if not facts.pulled and facts.holder is None:
         return DeliveryReason.NO_WORKER
     if facts.opened_at is not None:
         return DeliveryReason.BREAKER_OPEN

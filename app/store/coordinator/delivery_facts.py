@@ -64,8 +64,10 @@ select p.position, s.subscription_id, s.name as subscription, s.topics, s.filter
   c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder,
   case when {IS_LIMITED.format("c", "now()")} then c.paused_until end as paused_until,
   s.destination ->> 'type' = '{PULL}' as pulled, (
-    select max(q.held_until) from pull_claim q cross join lateral unnest(q.transaction_ids, q.positions) t(id, place)
-    where q.subscription_id = s.subscription_id and q.lowest <= m."offset" and t.id = $1 and t.place = m.position
+    select max(q.held_until) from pull_claim q
+    cross join lateral unnest(q.transaction_ids, q.positions) with ordinality t(id, position, place)
+    where q.subscription_id = s.subscription_id and q.lowest <= m."offset" and t.id = $1 and t.position = m.position
+      and t.place <> all(q.settled)
   ) as claimed_until, p.received, p.settled_at,
   p.received_status, p.retry_at, p.tried_at, p.last_error, p.leased_until, p.died_because, p.died_at, p.died_of,
   p.died_status, p.attempts, p.unconcerned
@@ -158,7 +160,8 @@ class DeliveryFacts:
 
     `checkpoint`, `opened_at`, `opened_because` and `holder` are of the shard that has the message. `unconcerned`: the
     number of subscriptions that do not take the topic of the message and have no row of it. `pulled`: consumers
-    claim the messages of the subscription, and one holds this message until `claimed_until`.
+    claim the messages of the subscription, and one holds this message until `claimed_until`, or `leased_until` if it
+    was held for longer.
     """
 
     position: int

@@ -20,11 +20,12 @@ from app.store.pull.claims import (
     reader_of,
 )
 from app.store.pull.held_retries import REPLAYS, SIZE, TAKE, StoredClaim
+from app.store.relay.expiry import SINCE
 from app.store.relay.log import Outgoing
 from app.store.relay.retries import OPEN, RUN
 from app.verdicts import OnDead
 
-# While so many rows of a subscription wait in delivery_retry, its consumers get nothing new from the log.
+# While so many rows of a subscription keep others of their keys back, its consumers get nothing new from the log.
 WAITING_MOST = 10_000
 
 LOCK = "select from pull_cursor where subscription_id = $1 for update"
@@ -49,10 +50,13 @@ KEYS_OUT = """select coalesce(m.key, o.key) as key
   ) o on true
   where c.subscription_id = {0} and m.n <> all(c.settled) and coalesce(m.key, o.key) is not null"""
 
-# Whether the subscription {0} has so many rows that nothing more of the log is read. Served by delivery_retry_due.
+# Whether so many rows of the subscription {0} keep others of their keys back at the time {1} that nothing more of the
+# log is read. A delayed message that is not due has a later time, so it is not read, and messages without a key do not
+# count. That is close to BLOCKS, and enough for a bound. Served by delivery_retry_waiting.
 FULL = f"""((
     select count(*) from (
-      select from delivery_retry f where f.subscription_id = {{0}} and f.replay = 0 limit {WAITING_MOST}
+      select from delivery_retry d
+      where d.subscription_id = {{0}} and d.replay = 0 and {SINCE} <= {{1}} and d.key is not null limit {WAITING_MOST}
     ) f
   ) >= {WAITING_MOST})"""  # noqa: S608 -- a number of ours
 
@@ -65,7 +69,7 @@ FULL = f"""((
 def _claim_new_in_order(claimer: Parameters) -> str:
     subscription, now = claimer["subscription_id"], claimer["now"]
     return f"""
-with {log_read(claimer, f"case when {FULL.format(subscription)} then 0 else {claimer['span']} end")},
+with {log_read(claimer, f"case when {FULL.format(subscription, now)} then 0 else {claimer['span']} end")},
 out as materialized (
   {KEYS_OUT.format(subscription)}
 ), busy as materialized (
@@ -96,20 +100,28 @@ out as materialized (
 
 CLAIM_NEW_IN_ORDER = ClaimStatement(_claim_new_in_order, Column("hold", "bool", given=True))
 
-# 1. `rows` has all rows of the subscription but delayed ones that are not due: WAITING_MOST, and what consumers hold.
+# 1. `rows` has what is due, and of its keys all rows but delayed ones that are not due. There can be far more of other
+#    keys, so `due` finds the keys first, by delivery_retry_due: to ask the log whether a row is delayed takes longest.
 # 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
 #    held. So a claim takes the first ones of a key together, up to RUN.
 # 3. `chosen` takes the keys by the due time and the offset of their first row, and leaves out those that claims hold.
 _CHOSEN = f"""
 with out as materialized (
   {KEYS_OUT.format("$1")}
+), due as materialized (
+  select d.key from (
+    {REPLAYS}
+  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4
+    and d.leased_until is null and d.key is not null
 ), rows as materialized (
   select d.ctid as at, d.transaction_id, d.position, d.replay, d.key, d."offset", d.due_at,
     octet_length(d.body) as size, d.leased_until is not null as held,
     d.due_at <= $4 and d.leased_until is null and {OPEN.format("d")} as claimable
   from (
     {REPLAYS}
-  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and {BLOCKS.format("d", "$4")}
+  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and (
+    d.due_at <= $4 or d.key is not null and d.key in (select key from due) and {BLOCKS.format("d", "$4")}
+  )
 ), placed as materialized (
   select r.*, r.due_at as first_due, r."offset" as first, 1 as place, r.claimable as unbroken, false as held_key
   from rows r

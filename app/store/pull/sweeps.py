@@ -7,6 +7,7 @@ from uuid import UUID
 
 from app.database.connection import Connection
 from app.store.pull.held_retries import Ctid
+from app.store.relay.retries import OPEN
 
 CLAIMS_AT_ONCE = 4
 ROWS_AT_ONCE = 500
@@ -74,8 +75,9 @@ where not w.waits and m.n <> all(c.settled)
 order by c.subscription_id, o."offset"
 """  # noqa: S608 -- constants
 
-# Rows whose time is over. Only rows of these subscriptions are held by consumers. Served by delivery_retry_due, one
-# range for each replay that has rows.
+# Rows whose time is over. Only rows of these subscriptions are held by consumers. Upkeep owns the rows of a day that is
+# not open: a row that changes while upkeep makes a dead letter of it would stay beside the dead letter. Served by
+# delivery_retry_due, one range for each replay that has rows.
 LAPSED = f"""
 with recursive waiting as (
   (select d.subscription_id, d.replay from delivery_retry d
@@ -92,6 +94,7 @@ select d.* from waiting w cross join lateral (
     r.ctid as at
   from delivery_retry r
   where r.subscription_id = w.subscription_id and r.replay = w.replay and r.due_at <= $1 and r.leased_until <= $1
+    and {OPEN.format("r")}
   order by r.due_at limit {ROWS_AT_ONCE} for update skip locked
 ) d
 """  # noqa: S608 -- a number of ours

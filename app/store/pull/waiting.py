@@ -16,10 +16,11 @@ SPAN = 200
 
 # One row for each subscription ($1) that is active. `due`: rows of delivery_retry, as many as its consumers would take
 # ($2). Of the log only topics are compared; a claim applies the other filters. If a whole span has none of its topics,
-# one claim moves the cursor on. Served by delivery_retry_due, outbox_by_offset and primary keys.
+# one claim moves the cursor on. Served by delivery_retry_due, delivery_retry_waiting, outbox_by_offset and primary
+# keys.
 CLAIMABLE = f"""
 select a.subscription_id, d.due, s.ordered, s.on_dead, s.rate_per_s, k.paced_until,
-  case when s.ordered = '{Ordered.KEY}' and {FULL.format("a.subscription_id")} then 0
+  case when s.ordered = '{Ordered.KEY}' and {FULL.format("a.subscription_id", "$3")} then 0
     else l.taken + (l.taken = 0 and l.read >= {SPAN})::int end as logged,
   (
     select min(w.due_at) from (

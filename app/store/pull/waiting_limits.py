@@ -14,8 +14,8 @@ from app.store.relay.log import OF_READER, Reader, matches
 from app.store.relay.retries import OPEN
 from app.store.subscriptions.subscriptions import Subscription
 
-# How many log entries one statement reads.
-SPAN = 5_000
+# How many log entries one statement reads, and how many delayed messages one moves besides those that are due.
+SPAN, DELAYED_AT_ONCE = 5_000, 500
 
 # One worker counts a subscription at a time, and no sooner again than after an interval. A time in the future is from
 # before a clock step. Primary key.
@@ -63,9 +63,10 @@ PASSER = Parameters(
 )
 _SUBSCRIPTION, _NOW = PASSER["subscription_id"], PASSER["now"]
 
-# Move up to `room` messages of the log to delivery_retry, and the cursor over them and what the subscription does not
-# take: no entry that was committed after `before`. Offsets are in the order of commits, up to the difference of clocks.
-# Nothing is moved if the topics or filters are not those of the reader any more.
+# Move up to `room` messages of the log that are due to delivery_retry, with delayed ones between them, and the cursor
+# over them and what the subscription does not take: no entry that was committed after `before`. Offsets are in the
+# order of commits, up to the difference of clocks. Nothing is moved if the topics or filters are not those of the
+# reader any more.
 PASS_OVER = f"""
 with cursor as materialized (
   select k."offset" from pull_cursor k where k.subscription_id = {_SUBSCRIPTION} and exists (
@@ -81,8 +82,17 @@ with cursor as materialized (
   select s.* from span s where s."offset" < coalesce(
     (select min("offset") from span where committed_at > {PASSER["before"]}), {2**63 - 1}
   )
+), found as materialized (
+  select s.* from old s where {matches(PASSER)} order by s."offset" limit {PASSER["room"]} + {DELAYED_AT_ONCE}
 ), matched as materialized (
-  select s.* from old s where {matches(PASSER)} order by s."offset" limit {PASSER["room"]}
+  select * from (
+    select f.*, count(*) filter (where f.due_at is null or f.due_at <= {_NOW}) over (order by f."offset") as due
+    from found f
+  ) f where f.due <= {PASSER["room"]}
+), passed as materialized (
+  select coalesce(max(due), 0) as due, max("offset") as last,
+    coalesce(max(due), 0) >= {PASSER["room"]} or count(*) >= {PASSER["room"]} + {DELAYED_AT_ONCE} as filled
+  from matched
 ), added as (
   insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
     waiting_since)
@@ -93,14 +103,11 @@ with cursor as materialized (
   on conflict do nothing
 ), moved as (
   update pull_cursor k set "offset" = r."offset" from (
-    select coalesce(
-      (select max("offset") from matched having count(*) >= {PASSER["room"]}), (select max("offset") from old)
-    ) as "offset"
+    select case when p.filled then p.last else (select max("offset") from old) end as "offset" from passed p
   ) r
   where k.subscription_id = {_SUBSCRIPTION} and k."offset" < r."offset"
 )
-select count(*)::int as passed, (select count(*) from old) >= {SPAN} and count(*) < {PASSER["room"]} as more
-from matched
+select p.due::int as passed, p.filled or (select count(*) from old) >= {SPAN} as more from passed p
 """  # noqa: S608 -- constants
 
 # Lock the rows that wait since $2 or longer, oldest first, of the live delivery and, with $4, of each running replay.
@@ -122,15 +129,16 @@ order by d.since, d."offset" limit $3
 """  # noqa: S608 -- constants
 
 OLDEST = Parameters(Column("after", "bigint", given=True), *OF_READER)
-# When the first message after an offset was committed, and since when it waits, if the next entries have one. Served by
-# outbox_by_offset.
+# When the first message after an offset was committed, and since when the one waits that waits longest, if the next
+# entries have any: a delayed one may be before others. Served by outbox_by_offset.
 OLDEST_AHEAD = f"""
 with span as materialized (
   select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
   from outbox o where o."offset" > {OLDEST["after"]} order by o."offset" limit {SPAN}
 )
-select s.committed_at, coalesce(s.due_at, s.committed_at) as since from span s
-where {matches(OLDEST)} order by s."offset" limit 1
+select (array_agg(s.committed_at order by s."offset"))[1] as committed_at,
+  min(coalesce(s.due_at, s.committed_at)) as since
+from span s where {matches(OLDEST)} having count(*) > 0
 """  # noqa: S608 -- constants
 
 
@@ -193,7 +201,7 @@ async def waiting_rows(
 
 
 async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> tuple[datetime, datetime] | None:
-    """Return when the first message of the log after an offset was committed, and since when it waits.
+    """Return when the first message of the log after an offset was committed, and since when the oldest one waits.
 
     None if the next entries have none.
     """
@@ -206,7 +214,8 @@ async def pass_over(
 ) -> tuple[int, bool]:
     """Move up to `room` messages of the log that were committed until `before` to delivery_retry.
 
-    Return how many, and whether more of the log may be as old. None once its topics or filters have changed.
+    Delayed ones that are not due are moved too, and not counted. Return how many, and whether more of the log may be as
+    old. None once its topics or filters have changed.
     """
     given = {"room": room, "before": before, "now": now, "matches_since": subscription.matches_since}
     row = await connection.fetchrow(PASS_OVER, *PASSER.arguments(reader_of(subscription), **given))

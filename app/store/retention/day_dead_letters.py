@@ -96,16 +96,20 @@ select coalesce(max("offset"), 0) from {outbox} where committed_at < $1
 """
 
 # The next retries of a closed day, of one replay or (0) of live delivery, in the order of the primary key after
-# ($5, $6). No worker claims or settles them any more.
+# ($5, $6). No worker claims or settles them any more, but a new holder of the shard may free one meanwhile. `waiting`
+# waits for that and returns the changed row, whose ctid this snapshot does not see. So rows are deleted by their key;
+# the ids alone keep the plan from reading all rows of the subscription.
 BURY_RETRIES = f"""
 with waiting as materialized (
-  select r.ctid as at, r.replay, r.transaction_id, r.position, r.attempts, r.first_at, r.last_error
+  select r.replay, r.transaction_id, r.position, r.attempts, r.first_at, r.last_error
   from delivery_retry r
   where r.subscription_id = $2 and r.replay = $3 and (r.transaction_id, r.position) > ($5::uuid, $6::smallint)
     and r.transaction_id < $1 and r.body is null
   order by r.transaction_id, r.position limit {AT_ONCE} for update of r
 ), gone as (
-  delete from delivery_retry where ctid = any(array(select at from waiting))
+  delete from delivery_retry r using waiting w
+  where r.subscription_id = $2 and r.replay = $3 and r.transaction_id = any(array(select transaction_id from waiting))
+    and r.transaction_id = w.transaction_id and r.position = w.position
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
     reason, error, died_at, {_COPY})
