@@ -17,8 +17,8 @@ NAMED_MOST = 20
 # check_back is small, so `rows` reads it. `looked_at` takes it in the order of its primary key, up to a limit for each
 # state, and looks up each row in op by primary key, in the row's own day (LATERAL … OFFSET 0), because a verdict may
 # have arrived after the row was written. Ids contain their time, so the row with the lowest id is the oldest. If all
-# that were looked at have a verdict and there may be more rows, those are no older than the last one that was looked at.
-# RECORD_ENDS says why the condition is `position < 1`.
+# that were looked at have a verdict and there may be more rows, those are no older than the last one that was looked
+# at. RECORD_ENDS says why the condition is `position < 1`.
 OF_STATE = "(select transaction_id, state from check_back where state = {} order by transaction_id limit $1)"
 UNDECIDED = f"""
 with rows as materialized (
