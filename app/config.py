@@ -435,7 +435,7 @@ class Settings(BaseSettings):
         ge=1,
         le=10_000,
         description="most producer groups, topics, keys and subscriptions, each, that the metrics count by; all "
-        "further ones count as `other` (docs/metrics.md)",
+        "further ones count as `(other)` (docs/metrics.md)",
     )
     report_dir: Path | None = Field(
         None,

@@ -195,6 +195,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     stack.push_async_callback(runtime.found.close)
     stack.push_async_callback(runtime.state_feed.end)
     stack.push_async_callback(runtime.versions.close)
+    stack.push_async_callback(runtime.expositions.close)
     # Before the first request: until the keys are read, no key is known.
     await follow(runtime, clock.now())
     await show_traffic_from_zero(runtime)

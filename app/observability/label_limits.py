@@ -3,8 +3,9 @@
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-# The value of the label for all values beyond the limit.
-OTHER = "other"
+# The value of the label for all values beyond the limit. No subscription may have this name. A producer group, a topic
+# or a key may, as it may have almost any, but none is likely to.
+OTHER = "(other)"
 
 Value = TypeVar("Value", bound=Hashable)
 Series = TypeVar("Series")

@@ -56,7 +56,7 @@ class LimitedFamily(Generic[Counted]):
         self.family, self._values = family, values
 
     def labels(self, value: str, *others: str | None) -> Counted:
-        """Return the series of a value, or the one of `other`."""
+        """Return the series of a value, or the one of OTHER."""
         series: Counted = self.family.labels(self._values.of(value), *others)
         return series
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from importlib.metadata import version
 from typing import Any, TypeVar
 from uuid import UUID
@@ -40,6 +40,40 @@ OWN_SESSION = (
 
 Found = TypeVar("Found")
 Flush = Callable[[Any, Sequence[Any]], Awaitable[Sequence[Found]]]
+
+
+class PassedState(TraceState):
+    """A `tracestate` as it came. OpenTelemetry's own refuses keys that begin with a digit, and then has no member."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self._members = dict(member.split("=", 1) for member in text.split(","))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._members
+
+    def __getitem__(self, key: str) -> str:
+        return self._members[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def keys(self) -> KeysView[str]:
+        return self._members.keys()
+
+    def values(self) -> ValuesView[str]:
+        return self._members.values()
+
+    def items(self) -> ItemsView[str, str]:
+        return self._members.items()
+
+    def to_header(self) -> str:
+        """Return the text, unchanged."""
+        return self._text
 
 
 class Traced:
@@ -229,7 +263,7 @@ def _remote(context: str) -> SpanContext:
         int(parent[36:52], 16),
         is_remote=True,
         trace_flags=TraceFlags(int(parent[53:55], 16)),
-        trace_state=TraceState.from_header([state]) if state else None,
+        trace_state=PassedState(state) if state else None,
     )
 
 

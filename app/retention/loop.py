@@ -10,7 +10,7 @@ from app.config import Settings
 from app.database.connection import Connection
 from app.migrate import ensure_days
 from app.retention.day_removal import remove_day
-from app.retention.heartbeat import beat
+from app.retention.heartbeat import beat, beating
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin import audit
@@ -51,11 +51,12 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         await connection.execute(SESSION)
         if not await days.take_upkeep(connection):
             return StepResult()
-        made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
-        await mark_decided(runtime, connection, now)
-        gone = await let_leave(runtime, connection, now)
-        await clear_leftovers(connection, now)
-        await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
+        async with beating(runtime, connection, ANSWER_WITHIN_S):
+            made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
+            await mark_decided(runtime, connection, now)
+            gone = await let_leave(runtime, connection, now)
+            await clear_leftovers(connection, now)
+            await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
         return StepResult(done=len(made) + gone)
     finally:
         await connection.close(timeout=5)

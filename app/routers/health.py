@@ -96,7 +96,8 @@ async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response)
 async def get_metrics(runtime: RuntimeDep) -> Response:
     """Return the metrics of this service's processes; docs/metrics.md explains each."""
     runtime.show_loop_ages()
-    return Response(runtime.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    found = await runtime.expositions.get(runtime.metrics.exposition_beside)
+    return Response(found, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", summary="Versions", responses=problems())

@@ -87,9 +87,13 @@ class Runtime:
     # For each loop, the monotonic seconds of its last finished turn, and its interval; for `readyz`.
     heartbeats: dict[str, float] = field(default_factory=dict)
     every_s: dict[str, float] = field(default_factory=dict)
+    # Whether the last step of upkeep failed, or has not ended.
+    upkeep_failed: bool = False
     # The last results of `readyz` and `version` from the database. Both calls need no key, so they are shared.
     found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
     versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)
+    # Requests for the metrics share the answer that is being made, and no earlier one.
+    expositions: SingleFlight[bytes] = field(default_factory=lambda: SingleFlight(0.0))
 
     # Subscriptions whose messages consumers claim, by name, as they were read last: see `app.routers.claims`.
     pulled: dict[str, PulledSubscription] = field(default_factory=dict)

@@ -15,8 +15,14 @@ class UndecidedShown(Shown):
 
     count: int = Field(examples=[3])
     exact: bool = Field(description=EXACT, examples=[True])
-    oldest: UUID | None = Field(description="the oldest; null: there is none", examples=[ID])
-    oldest_born_at: datetime | None = Field(examples=[AT])
+    oldest: UUID | None = Field(
+        description="the oldest; null: there is none, or the 1,001 rows with the lowest ids all have a verdict already",
+        examples=[ID],
+    )
+    oldest_born_at: datetime | None = Field(
+        description="when the oldest was born, or, if `oldest` is null, a time before that; null: there is none",
+        examples=[AT],
+    )
 
 
 class DeadLettersShown(Shown):

@@ -157,6 +157,22 @@ async def test_a_transaction_s_spans(settings: Settings, db: Connection, group: 
         assert not span.failed
 
 
+async def test_a_tracestate_with_a_key_that_begins_with_a_digit_passes_whole(
+    settings: Settings, db: Connection, group: str, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = "34f2@dt=fw4;a b,3x=1,shop=2"
+    async with Responder() as receiver, tracing(settings, collector.url) as runtime, client_of(runtime) as client:
+        relay = Relay(runtime)
+        await subscribe(client, receiver)
+        await post(client, "/messages", {"messages": [order(1)]}, traceparent=SAMPLED, tracestate=state)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 1)
+        await relay.drain(runtime)
+        await collector.until(POST__messages=1, deliver_order=1)
+    assert [call.headers["tracestate"] for call in receiver.calls] == [state]
+    assert one(collector.named("POST /messages")).state == one(collector.named("deliver order")).state == state
+    assert not [line for line in caplog.records if line.name.startswith("opentelemetry")]
+
+
 async def test_each_attempt_has_a_span(settings: Settings, group: str, collector: Collector) -> None:
     async with Responder(status=503) as receiver, tracing(settings, collector.url) as runtime:
         relay = Relay(runtime)

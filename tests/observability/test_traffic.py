@@ -240,3 +240,10 @@ async def test_a_retried_message_counts_once_and_a_replay_not_at_all(
         assert len(receiver.calls) == 3
         assert received(runtime, "mailer") == 1
     await relay.drain(runtime)
+
+
+async def test_a_subscription_cannot_have_the_name_of_all_further_ones(client: httpx.AsyncClient) -> None:
+    content = {"topics": ["order"], "destination": {"type": "webhook", "url": "https://mailer.example/in"}}
+    answer = await client.put(f"/subscriptions/{OTHER}", json=content)
+    assert answer.status_code == 422
+    assert "a name has" in answer.text

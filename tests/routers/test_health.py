@@ -2,9 +2,10 @@
 
 import asyncio
 import resource
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from sqlalchemy.event import listen
 from structlog.testing import capture_logs
 
@@ -58,6 +61,38 @@ async def test_livez_never_touches_the_database(cut_off: httpx.AsyncClient) -> N
 
 async def test_metrics_need_no_database(cut_off: httpx.AsyncClient) -> None:
     assert (await cut_off.get("/metrics")).status_code == 200
+
+
+class Held(Collector):
+    """A family that takes long to collect: until `released`."""
+
+    def __init__(self) -> None:
+        self.entered, self.released, self.collected = threading.Event(), threading.Event(), 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.collected += 1
+        self.entered.set()
+        # A service that collects in its event loop would wait in vain.
+        self.released.wait(60)
+        yield GaugeMetricFamily("held", "", self.collected)
+
+
+async def test_other_requests_are_answered_while_metrics_are_collected(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    held = Held()
+    runtime.metrics.registry.register(held)
+    scrapes = [asyncio.create_task(client.get("/metrics")) for _ in range(3)]
+    try:
+        assert await asyncio.to_thread(held.entered.wait, 60)
+        assert (await client.get("/livez")).status_code == 200
+        assert not any(scrape.done() for scrape in scrapes)
+    finally:
+        held.released.set()
+        answers = await asyncio.gather(*scrapes)
+    # The three share one collection, and a later scrape has its own.
+    assert {answer.text.rpartition("held ")[2] for answer in answers} == {"1.0\n"}
+    assert (await client.get("/metrics")).text.endswith("held 2.0\n")
 
 
 async def test_readyz_says_that_the_database_is_gone(cut_off: httpx.AsyncClient) -> None:

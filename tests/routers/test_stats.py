@@ -91,6 +91,28 @@ async def test_large_counts_are_of_rows(client: httpx.AsyncClient, db: Connectio
         assert (dead.count, dead.exact) == (2, exact)
 
 
+@pytest.mark.parametrize("state", list(CheckBackState))
+async def test_the_oldest_has_a_bound_while_the_rows_looked_at_are_decided(
+    client: httpx.AsyncClient, db: Connection, group: str, state: CheckBackState
+) -> None:
+    ids = [await half(client) for _ in range(4)]
+    for one in ids:
+        await doubt(db, one, state)
+    for one in ids[:3]:
+        await end(client, one, "commit")
+    born_at = {
+        str(row["transaction_id"]): row["born_at"] for row in await db.fetch("select transaction_id, born_at from half")
+    }
+    # The last row that was looked at is no younger than the one in doubt, which is found past the decided ones.
+    for most, oldest, born in ((1, None, ids[1]), (2, None, ids[2]), (3, ids[3], ids[3]), (4, ids[3], ids[3])):
+        found = (await undecided_by_state(db, most=most))[state]
+        assert (found.transaction_id and str(found.transaction_id), found.born_at) == (oldest, born_at[born])
+    # All rows are looked at, and none is undecided.
+    await end(client, ids[3], "commit")
+    found = (await undecided_by_state(db, most=4))[state]
+    assert (found.count, found.transaction_id, found.born_at) == (0, None, None)
+
+
 async def test_dead_letters_of_a_deleted_subscription_do_not_count(
     client: httpx.AsyncClient, db: Connection, group: str
 ) -> None:

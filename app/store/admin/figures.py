@@ -16,8 +16,9 @@ NAMED_MOST = 20
 
 # check_back is small, so `rows` reads it. `looked_at` takes it in the order of its primary key, up to a limit for each
 # state, and looks up each row in op by primary key, in the row's own day (LATERAL … OFFSET 0), because a verdict may
-# have arrived after the row was written. Ids contain their time, so the row with the lowest id is the oldest.
-# RECORD_ENDS says why the condition is `position < 1`.
+# have arrived after the row was written. Ids contain their time, so the row with the lowest id is the oldest. If all
+# that were looked at have a verdict and there may be more rows, those are no older than the last one that was looked
+# at. RECORD_ENDS says why the condition is `position < 1`.
 OF_STATE = "(select transaction_id, state from check_back where state = {} order by transaction_id limit $1)"
 UNDECIDED = f"""
 with rows as materialized (
@@ -26,17 +27,18 @@ with rows as materialized (
   select c.transaction_id, c.state, o.decided
   from ({OF_STATE.format(CheckBackState.IN_DOUBT)} union all {OF_STATE.format(CheckBackState.PARKED)}) c
   left join lateral (select true as decided from op o where o.transaction_id = c.transaction_id offset 0) o on true
-), oldest as materialized (
-  select distinct on (l.state) l.state, l.transaction_id from looked_at l where l.decided is null
-  order by l.state, l.transaction_id
+), counted as materialized (
+  select l.state, count(*) filter (where l.decided is null) as undecided, count(*) as looked_at,
+    (array_agg(l.transaction_id order by l.transaction_id) filter (where l.decided is null))[1] as oldest,
+    (array_agg(l.transaction_id order by l.transaction_id desc))[1] as last
+  from looked_at l group by l.state
+), bounds as materialized (
+  select c.*, coalesce(c.oldest, case when c.looked_at >= $1 then c.last end) as no_younger from counted c
 )
-select l.state, count(*) filter (where l.decided is null) as undecided, count(*) as looked_at,
-  coalesce((select r.rows from rows r where r.state = l.state), 0) as rows,
-  (select o.transaction_id from oldest o where o.state = l.state) as transaction_id, (
-    select h.born_at from half h
-    where h.position < 1 and h.transaction_id = (select o.transaction_id from oldest o where o.state = l.state)
-  ) as born_at
-from looked_at l group by l.state
+select b.state, b.undecided, b.looked_at, b.oldest as transaction_id,
+  coalesce((select r.rows from rows r where r.state = b.state), 0) as rows,
+  (select h.born_at from half h where h.position < 1 and h.transaction_id = b.no_younger) as born_at
+from bounds b
 """  # noqa: S608 -- constants
 
 # Served by dead_letter_died. Upkeep removes the dead letters of a deleted subscription, so they do not count.
@@ -68,7 +70,10 @@ from subscription where deleted_at is null
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Transactions of one state: how many (`exact` False: rows, up to COUNTED_MOST), and the oldest."""
+    """Transactions of one state: how many (`exact` False: rows, up to COUNTED_MOST), and the oldest.
+
+    Without `transaction_id`, `born_at` is a bound: the oldest was not found, and is not older.
+    """
 
     count: int = 0
     exact: bool = True
