@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from weakref import WeakValueDictionary
 
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.credentials import ApiKeys
@@ -21,16 +22,16 @@ UNORDERED_MAX = 10_000
 class ConnectedClient:
     """A client with an open stream. `topics`: what it publishes to, by name in Halfnote.
 
-    `peer`: the client's end of the stream's connection.
+    `connection`: the times of the stream's connection.
     """
 
-    def __init__(self, client_id: str, keys: ApiKeys, peer: str = "") -> None:
-        self.client_id, self.keys, self.peer = client_id, keys, peer
+    def __init__(self, client_id: str, keys: ApiKeys, connection: ConnectionTimes | None = None) -> None:
+        self.client_id, self.keys = client_id, keys
         self.settings = Settings()
         self.topics: dict[str, Resource] = {}
         # The filter expression that this client last gave, by subscription.
         self.expressions: dict[str, str] = {}
-        self.stream = ConnectionTimes()
+        self.connection = connection or ConnectionTimes()
         self.sends_transactions = False
         # Whether the client calls its handler in order; None: it has no settings yet.
         self.fifo: bool | None = None
@@ -63,8 +64,10 @@ class ConnectedClient:
 
     def left(self, *, broke: bool) -> None:
         """Note that the stream has ended, in order or because it broke: what waits is not taken any more."""
-        if broke:
-            self.stream.broke_at = time.monotonic()
+        self.connection.streams -= 1
+        # A client may cancel a stream when it has another one. If the connection broke, all of them end.
+        if broke and self.connection.streams <= 0:
+            self.connection.broke_at = time.monotonic()
         # It is raised when nothing is left to take.
         with contextlib.suppress(ValueError):
             while True:
@@ -84,6 +87,9 @@ class ConnectedClients:
         # By keys as well: a client cannot take the place of one that has other rights. All streams of each, that with
         # the newest settings last: a client has one for each address, and two of them may lead to this process.
         self._by_id: dict[tuple[str, ApiKeys], dict[ConnectedClient, None]] = {}
+        # By the client's end of the connection. Kept by the streams there, and by the answers that it brought: one that
+        # ended in order leaves it to the next stream to note that the connection broke.
+        self._connections: WeakValueDictionary[tuple[str, ApiKeys, str], ConnectionTimes] = WeakValueDictionary()
         # All with an open stream, also those without settings yet.
         self._open: set[ConnectedClient] = set()
         self._is_closed = False
@@ -101,19 +107,25 @@ class ConnectedClients:
         return None if streams is None else next(reversed(streams))
 
     def connection_of(self, call: ClientCall) -> ConnectionTimes | None:
-        """Return the times of a call's connection, by the stream there; else of that of the client's newest settings.
+        """Return the times of a call's connection, by a stream there; else of that of the client's newest settings.
 
         None: the client is not connected.
         """
-        streams = list(reversed(self._by_id.get((call.client_id, call.keys), {})))
-        beside = [one for one in streams if one.peer == call.peer]
-        return next((one.stream for one in (*beside, *streams)), None)
+        client = self.get(call.client_id, call.keys)
+        known = self._known_connection(call)
+        return known if known is not None or client is None else client.connection
 
-    def opened(self, client: ConnectedClient) -> None:
-        """Note a client's new stream. After `close` it ends at once."""
+    def opened(self, call: ClientCall) -> ConnectedClient:
+        """Return a client's new stream. After `close` it ends at once."""
+        connection = self._known_connection(call)
+        if connection is None:
+            connection = self._connections[call.client_id, call.keys, call.peer] = ConnectionTimes()
+        connection.streams += 1
+        client = ConnectedClient(call.client_id, call.keys, connection)
         self._open.add(client)
         if self._is_closed:
             client.end()
+        return client
 
     def add(self, client: ConnectedClient) -> None:
         """Add a client, or another stream of it, or note that its settings are the newest."""
@@ -189,6 +201,11 @@ class ConnectedClients:
     def _forget_order(self, client: ConnectedClient) -> None:
         """Forget what was noted of the order: the client has ended, and one with its id may start."""
         self._unordered.pop(hash((client.client_id, client.keys)), None)
+
+    def _known_connection(self, call: ClientCall) -> ConnectionTimes | None:
+        """Return the times of a call's connection. One that broke may have left its address to another."""
+        found = self._connections.get((call.client_id, call.keys, call.peer))
+        return found if found is not None and found.broke_at is None else None
 
     def _connected(self) -> Iterator[ConnectedClient]:
         return (next(reversed(streams)) for streams in self._by_id.values())

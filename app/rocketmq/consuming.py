@@ -1,6 +1,5 @@
 """Calls of consumers: receive, acknowledge, give back, and dead letters."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -68,6 +67,7 @@ class Consuming:
         name = subscription_of(request.group, topic)
         wanted_s = _held_s(request)
         shape = await self._ready(request, call, name, topic)
+        was_connected = self._clients.get(call.client_id, call.keys) is not None
         one_by_one = shape["ordered"] == "key" and self._mixes_up(request, call)
         size = self._sizes.of(call.client_id, call.keys, name)
         claimed = await self._claiming.claim(
@@ -78,6 +78,11 @@ class Consuming:
             wait_s=_poll_s(request, call.left_s),
             buffered=buffered,
         )
+        if claimed and request.auto_renew and was_connected and self._clients.get(call.client_id, call.keys) is None:
+            # It has ended meanwhile. If it only connects once more, it asks again.
+            why = "the consumer left while it waited"
+            self._claiming.give_back_unsent(name, call.keys, [one.handle for one in claimed], why)
+            claimed = []
         if not claimed:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
             return
@@ -187,7 +192,7 @@ class Consuming:
         self._renewals.settling(handles)
         try:
             refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
-        except (CallRefused, asyncio.CancelledError):
+        except BaseException:
             self._renewals.tried(handles)
             raise
         for handle, refused in zip(handles, refusals, strict=True):

@@ -34,39 +34,41 @@ AT_ONCE = 16
 class ConnectionTimes:
     """What is known of the connection by which a client is connected, in monotonic seconds.
 
-    `broke_at`: when it broke; None: it has not, or the stream was ended in order, which says nothing of the connection.
+    `streams`: how many streams of settings it has.
+    `broke_at`: when it broke; None: it has not, or its streams were ended in order, which says nothing of it.
     `arrived_at`: what was written until then has arrived.
     """
 
     def __init__(self) -> None:
+        self.streams = 0
         self.broke_at: float | None = None
         self.arrived_at = 0.0
 
 
 class SentAnswer:
-    """An answer with messages to a client, and the stream by which this one was connected as it was written."""
+    """An answer with messages to a client, and the connection that brings it. `is_written`: also its end."""
 
-    def __init__(self, stream: ConnectionTimes | None) -> None:
-        self._stream, self.was_reported = stream, False
+    def __init__(self, connection: ConnectionTimes | None) -> None:
+        self._connection, self.was_reported, self.is_written = connection, False, False
         # When its end was written; until then a break ends the call.
         self._written_at: float | None = None
 
     def written(self, now: float) -> None:
         """Note that the end of the answer was written."""
-        self._written_at = now
+        self._written_at, self.is_written = now, True
 
     def arrived(self) -> None:
         """Note that the client has it, and so all that the connection brought before."""
-        if self._stream is not None and self._written_at is not None:
-            self._stream.arrived_at = max(self._stream.arrived_at, self._written_at)
+        if self._connection is not None and self._written_at is not None:
+            self._connection.arrived_at = max(self._connection.arrived_at, self._written_at)
         self._written_at = None
 
     @property
     def may_be_lost(self) -> bool:
         """Whether the connection broke so soon after the answer that the client may not have it."""
-        if self._stream is None or self._stream.broke_at is None or self._written_at is None:
+        if self._connection is None or self._connection.broke_at is None or self._written_at is None:
             return False
-        since = max(self._stream.arrived_at, self._stream.broke_at - BREAK_NOTICED_S)
+        since = max(self._connection.arrived_at, self._connection.broke_at - BREAK_NOTICED_S)
         return self._written_at > since
 
 
@@ -81,7 +83,7 @@ class ConnectedConsumers(Protocol):
 class HeldReceipt:
     """A message that a push consumer works on. `tried_at`: when it last tried to settle it; None: it has not tried.
 
-    `is_settling`: a request to settle it is under way.
+    `settling`: how many requests to settle it are under way.
     `answer`: the answer that brought it; None: it has surely arrived.
     """
 
@@ -93,7 +95,12 @@ class HeldReceipt:
     held_s: float
     tried_at: float | None = None
     answer: SentAnswer | None = None
-    is_settling: bool = False
+    settling: int = 0
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the answer that brings it is not still being written."""
+        return self.answer is None or self.answer.is_written
 
 
 class Renewals:
@@ -130,7 +137,7 @@ class Renewals:
         """Note that a client settles these handles, so that the answers that brought them have arrived."""
         for handle in handles:
             if (one := self._held.get(handle)) is not None:
-                one.is_settling = True
+                one.settling += 1
                 if one.answer is not None:
                     one.answer.arrived()
 
@@ -140,11 +147,14 @@ class Renewals:
             self._held.pop(handle, None)
 
     def take_of(self, client_id: str, keys: ApiKeys) -> dict[str, list[str]]:
-        """Forget what a client holds and is not settling. Return it by subscription; nothing if it is connected."""
+        """Forget what a client holds, and return it by subscription; nothing if it is connected.
+
+        What it is settling, and what is still being sent to it, stays: that has an outcome soon.
+        """
         taken: dict[str, list[str]] = defaultdict(list)
         if self._clients.get(client_id, keys) is None:
             for handle, one in list(self._held.items()):
-                if (one.client_id, one.keys) == (client_id, keys) and not one.is_settling:
+                if (one.client_id, one.keys) == (client_id, keys) and not one.settling and one.is_sent:
                     taken[one.subscription].append(handle)
                     del self._held[handle]
         return taken
@@ -157,7 +167,7 @@ class Renewals:
         now = time.monotonic()
         for handle in handles:
             if (one := self._held.get(handle)) is not None:
-                one.tried_at, one.is_settling = now, False
+                one.tried_at, one.settling = now, max(0, one.settling - 1)
 
     async def run(self) -> None:
         """Renew without end."""

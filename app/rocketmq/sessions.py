@@ -82,8 +82,7 @@ class ClientSessions:
         self, commands: AsyncIterator[TelemetryCommand], call: ClientCall
     ) -> AsyncGenerator[TelemetryCommand, None]:
         """Answer settings, and send checks, until the client leaves. Raises CallRefused."""
-        client, broke = ConnectedClient(call.client_id, call.keys, call.peer), True
-        self._clients.opened(client)
+        client, broke = self._clients.opened(call), True
         reader = asyncio.create_task(self._read(commands, client))
         reader.add_done_callback(lambda _: client.end())
         try:

@@ -242,7 +242,10 @@ async def test_messages_claimed_for_a_call_that_was_canceled_come_again_soon(ser
 
 
 @pytest.mark.parametrize("by", ["its word", "its word as the gateway stops"])
-async def test_what_a_push_consumer_holds_that_ends_comes_again_soon(service: RefusingService, by: str) -> None:
+async def test_what_a_push_consumer_holds_that_ends_comes_again_soon(
+    service: RefusingService, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LEAVE_S", 3.0)
     async with gateway_over(service) as (parts, channel):
         rocket, other = RocketClient(channel), RocketClient(channel)
         stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
@@ -297,7 +300,73 @@ async def test_what_a_push_consumer_acknowledges_as_it_ends_is_acknowledged(serv
         stream.cancel()
 
 
-async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(service: RefusingService) -> None:
+async def test_a_message_for_a_push_consumer_that_ends_while_it_waits_goes_to_another(
+    service: RefusingService,
+) -> None:
+    async with gateway_over(service) as (parts, channel):
+        rocket, other = RocketClient(channel), RocketClient(channel)
+        settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+        stream, _ = await rocket.connect(settings)
+        claimed, ended = asyncio.Event(), asyncio.Event()
+
+        async def hold_the_answer() -> None:
+            claimed.set()
+            await ended.wait()
+
+        await sent_by_grpc(other, message_of("order", b"x"))
+        service.after["claim"] = hold_the_answer
+        waiting = asyncio.create_task(received(rocket, auto_renew=True))
+        await claimed.wait()
+        del service.after["claim"]
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        ended.set()
+        assert await waiting == []
+        assert len(parts.renewals) == 0
+        other_stream, _ = await other.connect(settings)
+        async with asyncio.timeout(SOON_S):
+            while not (messages := await received(other, auto_renew=True)):
+                await asyncio.sleep(0.05)
+        assert [(one.body, one.system_properties.delivery_attempt) for one in messages] == [(b"x", 1)]
+        stream.cancel()
+        other_stream.cancel()
+
+
+async def test_what_is_still_being_sent_to_a_push_consumer_that_ends_is_not_given_back(
+    service: RefusingService,
+) -> None:
+    # A connection that takes no more than 64 KiB ahead of the client.
+    narrow = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        gateway_over(service) as (parts, channel),
+        grpc.aio.insecure_channel(f"127.0.0.1:{parts.port}", options=narrow) as narrow_channel,
+    ):
+        rocket, producer = RocketClient(narrow_channel), RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        for number in range(4):
+            await sent_by_grpc(producer, message_of("order", b"%d" % number * 400_000))
+        receiving = rocket.begin_receive(receive_of("points", "order", auto_renew=True))
+        await receiving.read()
+        async with asyncio.timeout(SOON_S):
+            while not len(parts.renewals):
+                await asyncio.sleep(0.01)
+        held = len(parts.renewals)
+        assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        await parts.leaving.stop()
+        assert len(parts.renewals) == held
+        # It reads on, and has all of them.
+        answers = []
+        while (answer := await receiving.read()) is not grpc.aio.EOF:
+            answers.append(answer)
+        assert len([one for one in answers if one.HasField("message")]) == held
+        await parts.claiming.stop()
+        assert "nack" not in [action for action, _ in service.asked]
+        stream.cancel()
+
+
+async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(
+    service: RefusingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LEAVE_S", 3.0)
     async with gateway_over(service) as (parts, channel):
         rocket = RocketClient(channel)
         settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)

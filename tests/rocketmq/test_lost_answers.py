@@ -220,7 +220,7 @@ async def test_a_client_stays_connected_by_an_older_stream_when_its_newer_one_en
         assert newer is not older
         newer_stream.cancel()
         async with asyncio.timeout(WITHIN_S):
-            while newer.stream.broke_at is None:
+            while newer.connection.broke_at is None:
                 await asyncio.sleep(0.01)
         assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is older
         assert codes_of([await rocket.call("Heartbeat", HeartbeatRequest())]) == ["OK"]
@@ -257,6 +257,54 @@ async def test_an_answer_is_lost_with_the_connection_that_brought_it(
         newer_stream.cancel()
 
 
+async def test_an_answer_is_lost_with_its_connection_though_the_first_stream_there_ended_in_order(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link
+) -> None:
+    parts, channel = gateway
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{link.port}") as breaking:
+        rocket = RocketClient(breaking)
+        stream, _ = await rocket.connect(settings)
+        await sent(rocket, message_of("order", b"x"))
+        [message] = await received(rocket, auto_renew=True)
+        await stream.done_writing()
+        async with asyncio.timeout(WITHIN_S):
+            assert await stream.code() == grpc.StatusCode.OK
+        newer, _ = await rocket.connect(settings)
+        link.break_off()
+        await left(parts, rocket)
+        newer.cancel()
+    again = RocketClient(channel)
+    again.client_id = again._metadata["x-mq-client-id"] = rocket.client_id
+    stream, _ = await again.connect(settings)
+    held = parts.renewals._held[handle_of(message)]
+    before = held.until
+    await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
+    assert held.until == before
+    stream.cancel()
+
+
+async def test_a_connection_with_another_stream_is_not_broken_by_a_stream_that_its_client_cancels(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel],
+) -> None:
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    older, _ = await rocket.connect(settings)
+    newer, _ = await rocket.connect(settings)
+    older.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        while len(parts.clients._open) > 1:
+            await asyncio.sleep(0.01)
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket, auto_renew=True)
+    held = parts.renewals._held[handle_of(message)]
+    before = held.until
+    await parts.renewals.renew(time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1)
+    assert held.until > before
+    newer.cancel()
+
+
 @pytest.mark.parametrize("half_closed", [False, True])
 async def test_a_stream_that_its_connection_ended_is_broken(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], link: Link, half_closed: bool
@@ -273,7 +321,7 @@ async def test_a_stream_that_its_connection_ended_is_broken(
                 await stream.done_writing()
             link.break_off()
             async with asyncio.timeout(WITHIN_S):
-                while client.stream.broke_at is None:
+                while client.connection.broke_at is None:
                     await asyncio.sleep(0.01)
             await left(parts, rocket)
             stream.cancel()

@@ -40,14 +40,14 @@ async def test_a_silent_connection_is_noticed_by_its_ping(
         assert client is not None
         # Pings that are answered keep it.
         await asyncio.sleep(after_s + answered_s + 1)
-        assert client.stream.broke_at is None
+        assert client.connection.broke_at is None
         proxy.hold()
         begun = time.monotonic()
         async with asyncio.timeout(after_s + answered_s + MARGIN_S):
-            while client.stream.broke_at is None:
+            while client.connection.broke_at is None:
                 await asyncio.sleep(0.01)
         # The last ping that was answered may have come just before.
-        assert client.stream.broke_at - begun > answered_s - 0.5
+        assert client.connection.broke_at - begun > answered_s - 0.5
         assert parts.clients.get(rocket.client_id, ApiKeys(None, None)) is None
         stream.cancel()
 

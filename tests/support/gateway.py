@@ -124,17 +124,23 @@ class RocketClient:
         method = self._channel.unary_unary(f"/{SERVICE}/{name}", type(request).SerializeToString, answer.FromString)
         return await method(request, metadata=self.metadata, timeout=timeout_s)
 
-    async def receive(
+    def begin_receive(
         self, request: protocol.ReceiveMessageRequest, *, timeout_s: float = 40
-    ) -> tuple[int, list[definition.Message]]:
-        """Receive; return the status code and the messages."""
+    ) -> "grpc.aio.UnaryStreamCall[Any, protocol.ReceiveMessageResponse]":
+        """Begin to receive; return the call, whose answers are read from it."""
         method = self._channel.unary_stream(
             f"/{SERVICE}/ReceiveMessage",
             protocol.ReceiveMessageRequest.SerializeToString,
             protocol.ReceiveMessageResponse.FromString,
         )
+        return method(request, metadata=self.metadata, timeout=timeout_s)
+
+    async def receive(
+        self, request: protocol.ReceiveMessageRequest, *, timeout_s: float = 40
+    ) -> tuple[int, list[definition.Message]]:
+        """Receive; return the status code and the messages."""
         code, messages = 0, []
-        async for answer in method(request, metadata=self.metadata, timeout=timeout_s):
+        async for answer in self.begin_receive(request, timeout_s=timeout_s):
             if answer.HasField("status"):
                 code = answer.status.code
             elif answer.HasField("message"):
