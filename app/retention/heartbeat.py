@@ -13,19 +13,24 @@ NAME = "upkeep"
 BEAT_EVERY_S = 30.0
 
 
+# So many steps in a row may fail before the next ones do not beat. Otherwise a loop that always fails after some
+# progress would never be late.
+FAILED_MOST = 2
+
+
 def beat(runtime: Runtime) -> None:
-    """Note that the loop gets on."""
-    runtime.heartbeats[NAME] = monotonic()
+    """Note that the loop gets on, unless its steps have failed repeatedly."""
+    if runtime.upkeep_failures < FAILED_MOST:
+        runtime.heartbeats[NAME] = monotonic()
 
 
 @asynccontextmanager
 async def beating(runtime: Runtime, connection: Connection, within_s: float) -> AsyncIterator[None]:
     """Beat every BEAT_EVERY_S while each statement of the connection ends within `within_s` seconds of the one before.
 
-    A step that fails leaves the heartbeat as it was, and the next ones do not beat by the clock until one finishes:
-    else a loop that fails again and again after a long statement would never be late. Raises what the block raises.
+    Raises what the block raises, and counts it as a failed step.
     """
-    before, ended_at = runtime.heartbeats.get(NAME), monotonic()
+    ended_at = monotonic()
 
     def note_end(_: object) -> None:
         nonlocal ended_at
@@ -38,15 +43,15 @@ async def beating(runtime: Runtime, connection: Connection, within_s: float) -> 
                 beat(runtime)
 
     connection.add_query_logger(note_end)
-    ticking = None if runtime.upkeep_failed else asyncio.create_task(beat_by_the_clock())
-    runtime.upkeep_failed = True
+    ticking = asyncio.create_task(beat_by_the_clock())
     try:
         yield
-        runtime.upkeep_failed = False
+    except Exception:
+        runtime.upkeep_failures += 1
+        raise
+    else:
+        runtime.upkeep_failures = 0
     finally:
         connection.remove_query_logger(note_end)
-        if ticking is not None:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
-        if runtime.upkeep_failed and before is not None:
-            runtime.heartbeats[NAME] = before
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)

@@ -50,6 +50,8 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         # First, so that the lock is never held without its limit.
         await connection.execute(SESSION)
         if not await days.take_upkeep(connection):
+            # Another worker does it, and its failures are its own.
+            runtime.upkeep_failures = 0
             return StepResult()
         async with beating(runtime, connection, ANSWER_WITHIN_S):
             made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)

@@ -88,7 +88,7 @@ class Runtime:
     heartbeats: dict[str, float] = field(default_factory=dict)
     every_s: dict[str, float] = field(default_factory=dict)
     # Whether the last step of upkeep failed, or has not ended.
-    upkeep_failed: bool = False
+    upkeep_failures: int = 0
     # The last results of `readyz` and `version` from the database. Both calls need no key, so they are shared.
     found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
     versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)

@@ -20,7 +20,8 @@ class UndecidedShown(Shown):
         examples=[ID],
     )
     oldest_born_at: datetime | None = Field(
-        description="when the oldest was born, or, if `oldest` is null, a time before that; null: there is none",
+        description="when the oldest was born, or, if `oldest` is null, a time before that, also if none is left; "
+        "null: there is none",
         examples=[AT],
     )
 

@@ -174,7 +174,8 @@ def test_what_was_done_before_a_call_failed_is_said(
     done = "redelivered" if act == "redeliver" else "dropped"
     assert (cut.code, cut.json[done], cut.json["problem"]) == (1, 2, {"status": 503})
     assert f"Not all were {done}. Repeat the command for the rest. The service is gone." in cut.err
-    acted.clear()
+    # Those that were redelivered may be dead again, so this may take more calls.
+    monkeypatch.setattr(dead_letters, "call", call)
     assert run("dead-letters", act, "--subscription", name, "--yes").code == 0
 
 

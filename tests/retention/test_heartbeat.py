@@ -12,6 +12,7 @@ from app.retention import loop as retention_loop
 from app.retention.heartbeat import beating
 from app.runtime.readiness import TURN_WITHIN_S
 from app.runtime.state import Runtime
+from app.store.retention import days
 
 LONG_AGO_S = 10 * TURN_WITHIN_S
 HOLD, WAIT, RELEASE = (f"select pg_advisory_{act}(63)" for act in ("lock", "lock", "unlock"))
@@ -84,18 +85,29 @@ async def test_each_statement_has_its_own_limit(runtime: Runtime, db: Connection
                 await asyncio.sleep(0.01)
 
 
-async def test_a_step_beats_while_it_waits_and_is_late_once_it_has_failed(
+async def test_a_step_beats_while_it_waits_unless_those_before_failed(
     runtime: Runtime, db: Connection, other: Connection
 ) -> None:
-    since = make_late(runtime)
-    for first in (True, False):
+    for failed in range(heartbeat.FAILED_MOST + 2):
+        since = make_late(runtime)
         async with other.transaction():
             await other.execute("lock table audit")
-            # It waits for its lock_timeout and fails. The one after a failed one does not beat.
+            # It waits for its lock_timeout and fails.
             step: asyncio.Task[object] = asyncio.create_task(retention_loop.step(runtime, runtime.clock.now()))
-            assert await beats(runtime, since, step) is first
+            assert await beats(runtime, since, step) == (failed < heartbeat.FAILED_MOST)
             with pytest.raises(Exception, match="lock timeout"):
                 await step
-        assert runtime.heartbeats[heartbeat.NAME] == since
+    assert runtime.heartbeats[heartbeat.NAME] == since
     await retention_loop.step(runtime, runtime.clock.now())
-    assert not runtime.upkeep_failed
+    assert runtime.upkeep_failures == 0
+
+
+async def test_failures_are_forgotten_while_another_worker_does_upkeep(
+    runtime: Runtime, db: Connection, other: Connection
+) -> None:
+    runtime.upkeep_failures = heartbeat.FAILED_MOST
+    assert await days.take_upkeep(other)
+    await retention_loop.step(runtime, runtime.clock.now())
+    since = make_late(runtime)
+    heartbeat.beat(runtime)
+    assert runtime.heartbeats[heartbeat.NAME] > since
