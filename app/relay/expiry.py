@@ -50,10 +50,8 @@ class Expiry:
         # How many messages the last count found too many, and the last two counts both; less those that went since.
         self._found = self._excess = 0
         self._counted_at: datetime | None = None
-        # The log was counted up to this offset; after the window's position it has `_ahead` messages, and delayed ones
-        # that did not count, the first of which is due at `_later_at`.
+        # The log was counted up to this offset; after the window's position it has `_ahead` messages.
         self._counted_to, self._ahead = window.position, 0
-        self._later_at: datetime | None = None
         self._retries = 0
         self._oldest_retry_at: datetime | None = None
 
@@ -66,7 +64,7 @@ class Expiry:
         """Note how many messages were read from the log."""
         self._ahead = max(0, self._ahead - messages)
         if self._window.position >= self._counted_to:
-            self._count_again()
+            self._counted_to, self._ahead = self._window.position, 0
 
     def may_expire(self, now: datetime) -> bool:
         """Return whether any message in memory can be one that must not wait any longer."""
@@ -164,27 +162,21 @@ class Expiry:
         found = await waiting_retries(connection, self._shard, 1 if most is None else most + EXCESS_AT_ONCE, now)
         self._retries, self._oldest_retry_at = found.waiting, found.oldest_at
         if most is not None:
-            await self._count_ahead(connection, now)
+            await self._count_ahead(connection)
         excess = self.limits.excess(self.backlog)
         self._excess, self._found = min(self._found, excess), excess
         times = [at for at in (found.oldest_at, self._window.oldest_at) if at is not None]
         self.oldest_at = min(times, default=None)
         self.used = self.limits.used(self.oldest_at, self.backlog, now)
 
-    async def _count_ahead(self, connection: Connection, now: datetime) -> None:
-        if self._later_at is not None and self._later_at <= now:
-            self._count_again()
+    async def _count_ahead(self, connection: Connection) -> None:
         for _ in range(SPANS_AT_ONCE):
-            found = await matching_ahead(connection, self._window.reader, self._counted_to, now)
+            # Also delayed ones: a count goes on where the one before ended, so one that was left out would stay so.
+            found = await matching_ahead(connection, self._window.reader, self._counted_to, None)
             if found.reached is not None:
                 self._counted_to, self._ahead = found.reached, self._ahead + found.taken
-                times = [at for at in (self._later_at, found.later_at) if at is not None]
-                self._later_at = min(times, default=None)
             if not found.more:
                 return
-
-    def _count_again(self) -> None:
-        self._counted_to, self._ahead, self._later_at = self._window.position, 0, None
 
 
 def expiry_of(source: StreamSource, window: Window) -> Expiry | None:

@@ -333,6 +333,27 @@ async def test_what_keeps_no_other_message_back_does_not_stop_the_log(
     assert offsets(await consumer.claim(max=5)) == [other]
 
 
+async def test_with_very_many_delayed_messages_the_log_is_not_read_on(
+    client: httpx.AsyncClient,
+    consumer: Consumer,
+    runtime: Runtime,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from app.store.pull import ordered_claims, waiting
+
+    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
+    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("50000", "20")))
+    monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("50000", "20"))
+    await publish(client, *(keyed(f"k{n}", n, deliver_after_s=1800) for n in range(25)))
+    assert await consumer.claim(max=30) == []
+    await publish(client, keyed("b", 1))
+    subscription_id = await db.fetchval("select subscription_id from subscription where name = 'worker'")
+    [found] = await waiting.claimable(db, {subscription_id: 5}, runtime.clock.now())
+    assert found.logged == 0
+    assert await consumer.claim(max=5) == []
+
+
 async def test_an_acknowledgement_asks_for_a_look_for_those_that_wait(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
 ) -> None:

@@ -25,8 +25,9 @@ from app.store.relay.log import Outgoing
 from app.store.relay.retries import OPEN, RUN
 from app.verdicts import OnDead
 
-# While so many rows of a subscription keep others of their keys back, its consumers get nothing new from the log.
-WAITING_MOST = 10_000
+# While so many rows of a subscription keep others of their keys back, or so many wait in all, its consumers get nothing
+# new from the log. A claim of stored messages reads all of them.
+WAITING_MOST, ROWS_MOST = 10_000, 50_000
 
 LOCK = "select from pull_cursor where subscription_id = $1 for update"
 
@@ -50,15 +51,20 @@ KEYS_OUT = """select coalesce(m.key, o.key) as key
   ) o on true
   where c.subscription_id = {0} and m.n <> all(c.settled) and coalesce(m.key, o.key) is not null"""
 
-# Whether so many rows of the subscription {0} keep others of their keys back at the time {1} that nothing more of the
-# log is read. A delayed message that is not due has a later time, so it is not read, and messages without a key do not
-# count. That is close to BLOCKS, and enough for a bound. Served by delivery_retry_waiting.
+# Whether nothing more of the log is read for the subscription {0} at the time {1}, by WAITING_MOST and ROWS_MOST. For
+# the first a delayed message that is not due has a later time, so it is not read, and messages without a key do not
+# count; of very many of them only the oldest are looked at. That is close to BLOCKS, and enough for a bound. Served by
+# delivery_retry_waiting and delivery_retry_due.
 FULL = f"""((
     select count(*) from (
-      select from delivery_retry d
-      where d.subscription_id = {{0}} and d.replay = 0 and {SINCE} <= {{1}} and d.key is not null limit {WAITING_MOST}
+      select d.key from delivery_retry d
+      where d.subscription_id = {{0}} and d.replay = 0 and {SINCE} <= {{1}} limit {2 * WAITING_MOST}
+    ) f where f.key is not null
+  ) >= {WAITING_MOST} or (
+    select count(*) from (
+      select from delivery_retry d where d.subscription_id = {{0}} and d.replay = 0 limit {ROWS_MOST}
     ) f
-  ) >= {WAITING_MOST})"""  # noqa: S608 -- a number of ours
+  ) >= {ROWS_MOST})"""  # noqa: S608 -- numbers of ours
 
 
 # As CLAIM_NEW. Besides:

@@ -48,24 +48,20 @@ select d."offset", d.transaction_id, d.position, d.topic, d.key, {SINCE} as sinc
 from claimed d order by d."offset"
 """  # noqa: S608 -- constants
 
-# The parameters of MATCHING_AHEAD: the reader's, the offset `after` which it counts, and the time.
+# The parameters of MATCHING_AHEAD: the reader's, the offset `after` which it counts, and the time, if it matters.
 COUNTER = Parameters(Column("after", "bigint", given=True), Column("now", "timestamptz", given=True), *OF_READER)
 
-# How many of the next log entries the reader takes, as WINDOW decides it. Delayed messages that are not due do not
-# wait. Served by outbox_by_offset; half by primary key, only if the route has headers; up to `settled_to` the primary
-# keys of receipt, delivery_retry and dead_letter.
+# How many of the next log entries the reader takes, as WINDOW decides it. With a time, delayed messages that are not
+# due then do not wait. Served by outbox_by_offset; half by primary key, only if the route has headers; up to
+# `settled_to` the primary keys of receipt, delivery_retry and dead_letter.
 MATCHING_AHEAD = f"""
 with span as materialized (
   select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at
   from outbox o where o."offset" > {COUNTER["after"]} order by o."offset" limit {SPAN}
-), matched as materialized (
-  select coalesce(s.due_at > {COUNTER["now"]}, false) as later, s.due_at from span s where {matches(COUNTER)}
 )
-select m.*, e.* from (
-  select count(*) filter (where not later)::int as taken, min(due_at) filter (where later) as later_at from matched
-) m, (
-  select max("offset") as reached, count(*) >= {SPAN} as more from span
-) e
+select (select count(*) from span s where {matches(COUNTER)} and not coalesce(s.due_at > {COUNTER["now"]}, false))::int
+  as taken, max("offset") as reached, count(*) >= {SPAN} as more
+from span
 """  # noqa: S608 -- constants
 
 
@@ -79,13 +75,12 @@ class WaitingRetries:
 
 @dataclass(frozen=True, slots=True)
 class AheadCount:
-    """How many messages of a part of the log wait, and when the first one that is delayed until later is due, if any.
+    """How many messages of a part of the log wait.
 
     `reached`: the last offset of the part, None if nothing follows. `more`: whether another part may follow.
     """
 
     taken: int
-    later_at: datetime | None
     reached: int | None
     more: bool
 
@@ -131,8 +126,11 @@ async def claim_waiting(
     ]
 
 
-async def matching_ahead(connection: Connection, reader: Reader, after: int, now: datetime) -> AheadCount:
-    """Count the reader's messages that wait in the next part of the log after an offset."""
+async def matching_ahead(connection: Connection, reader: Reader, after: int, now: datetime | None) -> AheadCount:
+    """Count the reader's messages that wait in the next part of the log after an offset.
+
+    With `now` delayed ones wait only once they are due.
+    """
     row = await connection.fetchrow(MATCHING_AHEAD, *COUNTER.arguments(reader, after=after, now=now))
     assert row is not None
     return AheadCount(**row)
