@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,9 @@ STREAMS_MAX = 1000
 CALLS_PER_CONNECTION = 16
 # The refusals at the end of the drain are sent in this time.
 REFUSED_WITHIN_S = 1.0
+# During the drain the process looks so often, in seconds, whether a call still runs. After so many looks without one it
+# ends what gRPC still holds.
+LOOK_S, IDLE_LOOKS = 0.5, 4
 # The logger of gRPC, and its error when it cannot send an answer because the call has ended.
 GRPC_LOGGER, NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError"
 
@@ -134,7 +138,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         clients.close()
         service.stop()
         # At the same time, so that the process ends after one drain.
-        await asyncio.gather(remoting.stop(), _drain(server, service, options.limits.drain_s))
+        await asyncio.gather(remoting.stop(), drain(server, service, options.limits.drain_s))
         await leaving.stop()
         await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
@@ -143,11 +147,21 @@ async def serve_gateway(options: GatewayOptions) -> None:
         await api.aclose()
 
 
-async def _drain(server: grpc.aio.Server, service: MessagingService, drain_s: float) -> None:
-    """Stop the server. Calls that run after `drain_s` seconds are refused; gRPC would cancel them, with tracebacks."""
+async def drain(server: grpc.aio.Server, service: MessagingService, drain_s: float) -> None:
+    """Stop the server. Calls that run after `drain_s` seconds are refused; gRPC would cancel them, with tracebacks.
+
+    gRPC may hold a call that it has handed to no handler, if the call came as the server began to stop. No call then
+    runs here, and gRPC waits for as long as it may.
+    """
     stopping = asyncio.create_task(server.stop(drain_s + REFUSED_WITHIN_S))
-    await asyncio.wait((stopping,), timeout=drain_s)
-    service.give_up()
+    until, idle_looks = time.monotonic() + drain_s, 0
+    while not stopping.done() and idle_looks < IDLE_LOOKS and (left_s := until - time.monotonic()) > 0:
+        await asyncio.wait((stopping,), timeout=min(left_s, LOOK_S))
+        idle_looks = idle_looks + 1 if service.is_idle else 0
+    if idle_looks >= IDLE_LOOKS:
+        await server.stop(None)
+    else:
+        service.give_up()
     await stopping
 
 

@@ -132,6 +132,11 @@ class MessagingService:
         for task in self._running:
             task.cancel()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs of those that gRPC has handed over."""
+        return not self._running
+
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler for a server."""
         return grpc.method_handlers_generic_handler(SERVICE, self._methods)
@@ -224,10 +229,7 @@ class MessagingService:
         """Return the next request of a call. Raises CallRefused if it does not arrive in time."""
         if self._stopping:
             raise _stops()
-        # A read that is canceled would leave gRPC with memory that is freed. This one ends with its call.
-        reading = asyncio.ensure_future(context.read())
-        # If the call is canceled, or the request is late, it fails when the server stops, and no one awaits it.
-        reading.add_done_callback(_retrieved)
+        reading = _begin_read(context)
         within_s, task = self._limits.arrives_s, asyncio.current_task()
         assert task is not None
         self._arriving.add(task)
@@ -280,27 +282,37 @@ class MessagingService:
     def _count(self, method: str, code: Code, seconds: float | None) -> None:
         self._metrics.answered("grpc", method, Code.Name(code), seconds)
 
-    async def _commands(
-        self, contents: AsyncIterator[bytes], context: RequestContext
-    ) -> AsyncIterator[protocol.TelemetryCommand]:
+    async def _commands(self, context: RequestContext) -> AsyncIterator[protocol.TelemetryCommand]:
         # Clients begin with their settings. What follows may come at any time.
         stream = SettingsStream(self._limits)
-        yield _command(stream, await self._arrived(context))
-        async for content in contents:
+        content: object = await self._arrived(context)
+        while isinstance(content, bytes):
             yield _command(stream, content)
+            reading = _begin_read(context)
+            await asyncio.wait((reading,))
+            content = reading.result()
 
-    async def _telemetry(
-        self, contents: AsyncIterator[bytes], context: RequestContext
-    ) -> AsyncIterator[protocol.TelemetryCommand]:
+    async def _telemetry(self, contents: object, context: RequestContext) -> AsyncIterator[protocol.TelemetryCommand]:
         try:
             with self._admitted(context) as call:
-                commands = self._commands(contents, context)
+                commands = self._commands(context)
                 async with aclosing(self._sessions.telemetry(commands, call)) as answers:
                     async for answer in answers:
                         yield answer
         except CallRefused as refused:
             self._count("Telemetry", refused.code, None)
             await context.abort(_ENDED_WITH.get(refused.code, grpc.StatusCode.INVALID_ARGUMENT), refused.text)
+
+
+def _begin_read(context: RequestContext) -> "asyncio.Future[object]":
+    """Begin to read the next request of a call. A caller that is canceled leaves the read, which ends with its call.
+
+    A read that is canceled would leave gRPC with memory that is freed, to which it writes at the end of the call.
+    """
+    reading = asyncio.ensure_future(context.read())
+    # If no one awaits it, it fails when the server stops.
+    reading.add_done_callback(_retrieved)
+    return reading
 
 
 def _retrieved(reading: "asyncio.Future[object]") -> None:

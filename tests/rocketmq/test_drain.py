@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import annotated_types
+import grpc
 import grpc.aio
+import httpx
 import pytest
 
 from app.cli import rocketmq
 from app.config import Settings
 from app.rocketmq.protocol.service_pb2 import SendMessageRequest
+from app.rocketmq.server import IDLE_LOOKS, LOOK_S, drain
 from tests.support.cli_runs import Run, run_alone
-from tests.support.gateway import WITHIN_S, GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.gateway import WITHIN_S, GatewayProcess, RocketClient, codes_of, gateway_over, message_of
 from tests.support.remoting import RemotingPeer
 
 __all__ = ["run_alone"]
@@ -162,6 +165,55 @@ def test_the_option_has_the_limits_of_the_setting(value: str, run_alone: Run) ->
         Settings.model_validate({"database_url": "postgresql://h/d", "drain_s": value})
     refusal = run_alone("rocketmq", "--drain-s", value)
     assert (refusal.code, "--drain-s" in refusal.err) == (2, True)
+
+
+async def test_a_call_that_no_handler_got_does_not_hold_up_a_stop() -> None:
+    """Here a handler has it of which the gateway knows nothing."""
+    begun = asyncio.Event()
+
+    async def hold(request: object, context: object) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    handlers = {"Held": grpc.unary_unary_rpc_method_handler(hold)}
+    async with gateway_over(None) as (gateway, channel):
+        gateway.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+        call = asyncio.ensure_future(channel.unary_unary("/test/Held")(b""))
+        async with asyncio.timeout(WITHIN_S):
+            await begun.wait()
+        stopped_at = time.monotonic()
+        await drain(gateway.server, gateway.service, 40)
+        assert time.monotonic() - stopped_at < 20
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+
+
+async def test_a_stop_waits_for_a_call_beside_one_that_no_handler_got() -> None:
+    """Longer than for the other one."""
+    begun = asyncio.Event()
+
+    async def answer_late(request: httpx.Request) -> httpx.Response:
+        begun.set()
+        await asyncio.sleep(LOOK_S * IDLE_LOOKS + 2)
+        return httpx.Response(503)
+
+    async def hold(request: object, context: object) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    handlers = {"Held": grpc.unary_unary_rpc_method_handler(hold)}
+    async with gateway_over(httpx.MockTransport(answer_late)) as (gateway, channel):
+        gateway.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+        held = asyncio.ensure_future(channel.unary_unary("/test/Held")(b""))
+        request = SendMessageRequest(messages=[message_of("order", b"x")])
+        sent = asyncio.ensure_future(RocketClient(channel).call("SendMessage", request))
+        async with asyncio.timeout(WITHIN_S):
+            await begun.wait()
+        await drain(gateway.server, gateway.service, 60)
+        assert codes_of([await sent]) == ["PROXY_TIMEOUT"]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await held
 
 
 def test_the_option_has_the_default_of_the_setting() -> None:

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -15,10 +18,11 @@ from app.rocketmq.protocol.service_pb2 import (
     QueryRouteResponse,
     ReceiveMessageResponse,
     SendMessageResponse,
+    TelemetryCommand,
 )
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.service import SERVICE, MessagingService, RequestContext
-from tests.support.gateway import RocketClient, gateway_over
+from tests.support.gateway import RocketClient, gateway_over, producer_of
 from tests.support.raw_grpc import END_STREAM, WITHIN_S, RawCaller, message, raw_caller
 
 ARRIVES_S = 0.3
@@ -111,3 +115,66 @@ async def test_a_call_that_reads_its_request_after_the_gateway_has_stopped_is_no
             call.cancel()
     assert [refused.code for refused in refusals] == [Code.INTERNAL_SERVER_ERROR]
     assert [line for line in lines if line["event"] == "rocketmq_call_failed"] == []
+
+
+class OneSettings:
+    """A call by a stream whose client sends settings once, and is then read from without an answer."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.canceled = False
+        self.ended = asyncio.Event()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-mq-client-id", "one"),)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    async def read(self) -> object:
+        self.reads += 1
+        if self.reads == 1:
+            return TelemetryCommand(settings=producer_of("order")).SerializeToString()
+        try:
+            await self.ended.wait()
+        except asyncio.CancelledError:
+            self.canceled = True
+            raise
+        return grpc.aio.EOF
+
+    async def requests(self) -> AsyncIterator[bytes]:
+        """The requests as gRPC gives them to a handler."""
+        while isinstance(content := await self.read(), bytes):
+            yield content
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise AssertionError(details)
+
+
+async def test_a_read_goes_on_after_the_gateway_has_ended_its_stream(client: httpx.AsyncClient) -> None:
+    """gRPC writes to the memory of the read when the call ends."""
+    context = OneSettings()
+    async with gateway_over(client._transport) as (gateway, _):
+        handler: Any = gateway.service.handler().service(Telemetry())
+        stream = handler.stream_stream(context.requests(), context)
+        answer = await anext(stream)
+        assert answer.settings.publishing.topics[0].name == "order"
+        going_on = asyncio.ensure_future(anext(stream, None))
+        async with asyncio.timeout(WITHIN_S):
+            while context.reads < 2:
+                await asyncio.sleep(0.01)
+        gateway.clients.close()
+        assert await going_on is None
+        await asyncio.sleep(0)
+        assert not context.canceled
+        context.ended.set()
+
+
+class Telemetry(grpc.HandlerCallDetails):
+    """The method of streams of settings."""
+
+    method = f"/{SERVICE}/Telemetry"
+    invocation_metadata = ()

@@ -238,7 +238,7 @@ class GatewayInProcess:
             checks=lambda: len(self.checks),
             held=lambda: len(self.renewals),
         )
-        service = MessagingService(
+        self.service = MessagingService(
             credentials,
             self.metrics,
             ClientSessions(self.clients, subscriptions, self.leaving, limits),
@@ -247,19 +247,19 @@ class GatewayInProcess:
             limits,
             self.buffers,
         )
-        self.connections = service.connections
-        self._server = grpc_server(limits)
-        self._server.add_generic_rpc_handlers((service.handler(),))
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.connections = self.service.connections
+        self.server = grpc_server(limits)
+        self.server.add_generic_rpc_handlers((self.service.handler(),))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
 
     async def start(self) -> None:
         """Serve."""
-        await self._server.start()
+        await self.server.start()
 
     async def stop(self) -> None:
         """Stop serving."""
         await self.checks.stop()
-        await self._server.stop(0)
+        await self.server.stop(0)
         await self.leaving.stop()
         await self.claiming.stop()
         await self.api.aclose()
