@@ -141,7 +141,9 @@ def _fail(message: PendingMessage, failure: NoStream | NotPermitted | NotStored)
         message.fail(f"NATS does not permit this account to publish to {message.name}")
     elif failure.number == EXCEEDS_STREAM:
         size = len(message.delivery.body)
-        message.refuse(TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}")
+        message.refuse(
+            TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}", asked=True
+        )
     else:
         message.fail(f"JetStream did not store it: {failure} (error {failure.number})")
 
