@@ -62,13 +62,18 @@ class Failed(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The destination refuses this message for good. `reason`: the reason it gave."""
+    """The destination refuses this message for good. `reason`: the reason it gave.
+
+    `asked`: False if Halfnote knew this without sending the message, so it says nothing about whether the destination
+    answers.
+    """
 
     reason: str
     error: str
     status: int | None
     response: str | None
     duration_ms: int
+    asked: bool = True
 
     def __post_init__(self) -> None:
         _make_storable(self, "reason", "error", "response")

@@ -118,7 +118,10 @@ DELIVERY = (
         "app.destinations.batching.REMEMBERED_MOST",
         "messages of cut-off batches that a shard remembers, to send them in smaller ones",
     ),
-    Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
+    Limit(
+        "app.policy.delivery_retry.SHORTEST_WAIT_S",
+        "the shortest wait after an answer with `Retry-After`, in seconds; the waits of `retry` have no such limit",
+    ),
     Limit(
         "app.policy.circuit_breaker.LIMITS_AT_MOST_S",
         "seconds after which a receiver that only asks for pauses counts as down, if it took no message",

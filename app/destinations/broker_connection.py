@@ -41,9 +41,9 @@ class PendingMessage:
         """Set the outcome: a failure that is retried."""
         self.outcome = Failed(error, None, None, None, self.duration_ms, unreachable)
 
-    def refuse(self, reason: str, error: str) -> None:
-        """Set the outcome: the broker never takes this message."""
-        self.outcome = Refused(reason, error, None, None, self.duration_ms)
+    def refuse(self, reason: str, error: str, *, asked: bool = False) -> None:
+        """Set the outcome: the broker never takes this message. `asked`: whether the broker itself said so."""
+        self.outcome = Refused(reason, error, None, None, self.duration_ms, asked)
 
     def broken(self, error: str) -> None:
         """Count a broken connection; fail the message at the BREAKS-th."""

@@ -97,7 +97,7 @@ def pending_record(delivery: Delivery, topic: str, started: float) -> PendingRec
     pending = PendingRecord(started, delivery, topic, alone=len(delivery.body) >= BATCH_BYTES)
     if not _is_topic(topic):
         error = f"{topic!r} is not a name for a Kafka topic: 1 to 249 of A-Z, a-z, 0-9, '.', '_' and '-'"
-        pending.outcome = Refused(BAD_TOPIC, error, None, None, 0)
+        pending.outcome = Refused(BAD_TOPIC, error, None, None, 0, asked=False)
     return pending
 
 

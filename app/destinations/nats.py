@@ -11,6 +11,7 @@ as UTF-8, also `.`, `*`, `>` and spaces; a missing key or tag becomes `_`. `{top
 same way, but `.` stays and separates tokens.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
@@ -83,22 +84,42 @@ class Nats:
 
     async def _publish(self, connection: NatsConnection, waiting: Sequence[PendingMessage]) -> None:
         """Publish all once. Messages that have no outcome afterwards are sent again."""
+        unjudged: dict[asyncio.Future[None], PendingMessage] = {}
+
+        def judge(answer: asyncio.Future[None]) -> None:
+            message = unjudged.pop(answer, None)
+            if message is not None and not answer.cancelled():
+                self._judge(connection, message, answer.exception())
+
         with connection.answers() as asked:
-            sent: list[PendingMessage] = []
-            for message in waiting:
-                headers = headers_of(message.delivery)
-                if _fits(message, headers, connection.largest):
-                    asked.append(await connection.publish(message.name, message.delivery.body, headers))
-                    sent.append(message)
-            for message, answer in zip(sent, asked, strict=True):
-                try:
-                    await answer
-                    message.done()
-                except OSError as broken:
-                    self._connections.drop(connection)
-                    message.broken(str(broken))
-                except (NoStream, NotPermitted, NotStored) as failure:
-                    _judge(message, failure)
+            try:
+                for message in waiting:
+                    headers = headers_of(message.delivery)
+                    if _fits(message, headers, connection.largest):
+                        answer = await connection.publish(message.name, message.delivery.body, headers)
+                        asked.append(answer)
+                        unjudged[answer] = message
+                        # Each when it comes: one message without an answer must not fail those behind it.
+                        answer.add_done_callback(judge)
+                for answer in asked:
+                    if not answer.done():
+                        await asyncio.wait({answer})
+            finally:
+                # The loop may not have called back for the last answers yet, as when the time is over. A broken
+                # connection is the answer of all others.
+                while ended := [answer for answer in unjudged if answer.done()]:
+                    for answer in ended:
+                        judge(answer)
+
+    def _judge(self, connection: NatsConnection, message: PendingMessage, error: BaseException | None) -> None:
+        """Set the outcome from an answer. Without one afterwards the message is sent again."""
+        if error is None:
+            message.done()
+        elif isinstance(error, NoStream | NotPermitted | NotStored):
+            _fail(message, error)
+        else:
+            self._connections.drop(connection)
+            message.broken(str(error))
 
 
 def _fits(message: PendingMessage, headers: Mapping[str, str], largest: int) -> bool:
@@ -110,7 +131,7 @@ def _fits(message: PendingMessage, headers: Mapping[str, str], largest: int) -> 
     return size <= largest
 
 
-def _judge(message: PendingMessage, failure: NoStream | NotPermitted | NotStored) -> None:
+def _fail(message: PendingMessage, failure: NoStream | NotPermitted | NotStored) -> None:
     if isinstance(failure, NoStream):
         message.fail(
             f"no JetStream stream has the subject {message.name}: create one, or add the subject to one "
@@ -120,7 +141,9 @@ def _judge(message: PendingMessage, failure: NoStream | NotPermitted | NotStored
         message.fail(f"NATS does not permit this account to publish to {message.name}")
     elif failure.number == EXCEEDS_STREAM:
         size = len(message.delivery.body)
-        message.refuse(TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}")
+        message.refuse(
+            TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}", asked=True
+        )
     else:
         message.fail(f"JetStream did not store it: {failure} (error {failure.number})")
 

@@ -65,7 +65,6 @@ class RabbitMq:
         self._connections = BrokerConnections(
             partial(connected, broker_address), self._publish, (AMQPError, RuntimeError), timeout_s
         )
-        self._largest: int | None = None
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """Publish and wait until each is confirmed, returned or refused, or the time is over."""
@@ -80,20 +79,18 @@ class RabbitMq:
         message = PendingMessage(delivery, filled(self._routing_key, delivery), started)
         if len(message.name) > SHORT_BYTES // 4 and (size := len(message.name.encode())) > SHORT_BYTES:
             message.refuse(BAD_MESSAGE, f"a routing key of {size} bytes; AMQP takes at most {SHORT_BYTES}")
-        self._judge_size(message)
         return message
-
-    def _judge_size(self, message: PendingMessage) -> None:
-        size = len(message.delivery.body)
-        if self._largest is not None and size > self._largest:
-            error = f"a body of {size:,} bytes; this RabbitMQ takes at most {self._largest:,} (max_message_size)"
-            message.refuse(TOO_LARGE, error)
 
     async def _publish(self, connection: RabbitConnection, waiting: Sequence[PendingMessage]) -> None:
         """Publish all once. Messages that have no outcome afterwards are sent again."""
+        for message in waiting:
+            _judge_size(message, connection.largest, asked=False)
+        fitting = [message for message in waiting if message.outcome is None]
+        if not fitting:
+            return
         exchange = await connection.exchange()
         unexplained: list[PendingMessage] = []
-        await asyncio.gather(*(self._publish_one(connection, exchange, message, unexplained) for message in waiting))
+        await asyncio.gather(*(self._publish_one(connection, exchange, message, unexplained) for message in fitting))
         if not connection.replaced(exchange):
             # No message got a reason: the connection broke. The client closes its channels first.
             for message in unexplained:
@@ -116,7 +113,7 @@ class RabbitMq:
             message.fail("RabbitMQ did not accept the message (basic.nack): one of its queues is full or failing")
         except ChannelClosed as closed:
             connection.forget(exchange)
-            self._judge_closing(message, error_text(closed))
+            _judge_closing(connection, message, error_text(closed))
         except asyncio.CancelledError:
             # The client also cancels waiting callers when a connection breaks.
             if current_task_cancelled():
@@ -136,17 +133,26 @@ class RabbitMq:
         self._connections.drop(connection)
         message.broken(error)
 
-    def _judge_closing(self, message: PendingMessage, error: str) -> None:
-        """Fail the message if it is the reason why RabbitMQ closed the channel; other messages are sent again.
 
-        RabbitMQ says why it closed the channel, and not because of which message.
-        """
-        limit, refused = _size_limit(error), _topic_refused(error)
-        if limit is not None:
-            self._largest = int(limit[1])
-            self._judge_size(message)
-        elif refused is None or refused[1] == message.name:
-            message.fail(error)
+def _judge_size(message: PendingMessage, largest: int | None, *, asked: bool) -> None:
+    """Refuse a message that is larger than the limit, if that is known. `asked`: RabbitMQ refused it just now."""
+    size = len(message.delivery.body)
+    if largest is not None and size > largest:
+        error = f"a body of {size:,} bytes; this RabbitMQ takes at most {largest:,} (max_message_size)"
+        message.refuse(TOO_LARGE, error, asked=asked)
+
+
+def _judge_closing(connection: RabbitConnection, message: PendingMessage, error: str) -> None:
+    """Fail the message if it is the reason why RabbitMQ closed the channel; other messages are sent again.
+
+    RabbitMQ says why it closed the channel, and not because of which message.
+    """
+    limit, refused = _size_limit(error), _topic_refused(error)
+    if limit is not None:
+        connection.largest = int(limit[1])
+        _judge_size(message, connection.largest, asked=True)
+    elif refused is None or refused[1] == message.name:
+        message.fail(error)
 
 
 def message_of(delivery: Delivery) -> Message:

@@ -67,7 +67,11 @@ class TransportConnection(Connection):
 
 
 class RabbitConnection:
-    """A connection and its exchange. `last_answer_at`: the time of its last answer, by the event loop's clock."""
+    """A connection and its exchange. `last_answer_at`: the time of its last answer, by the event loop's clock.
+
+    `largest`: the most bytes of a body, known once RabbitMQ refused a larger one. It ends with the connection, because
+    RabbitMQ may be started again with another limit.
+    """
 
     def __init__(self, broker_address: RabbitAddress, address: str) -> None:
         context = broker_address.network_policy.tls if broker_address.url.scheme == "amqps" else None
@@ -82,6 +86,7 @@ class RabbitConnection:
         self._exchange: AbstractExchange | None = None
         self._turn = asyncio.Lock()
         self.last_answer_at = 0.0
+        self.largest: int | None = None
         self.dropped = False
 
     @property

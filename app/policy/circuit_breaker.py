@@ -43,6 +43,8 @@ class Breaker:
         self._unreachable = 0
         self._probes = 0
         self._probed_at: datetime | None = None
+        # `_probed_at` and `_probes` before the last probe.
+        self._before_probe: tuple[datetime | None, int] | None = None
 
     @property
     def open(self) -> bool:
@@ -59,6 +61,7 @@ class Breaker:
         self._failed.clear()
         self._asked.clear()
         self._unreachable = self._probes = 0
+        self._before_probe = None
         closed = self.open
         self.opened_at = self.because = self.limited_since = self.paused_until = None
         return closed
@@ -129,5 +132,13 @@ class Breaker:
 
     def probing(self, now: datetime) -> None:
         """Note that a probe is sent."""
+        self._before_probe = self._probed_at, self._probes
         self._probed_at = now
         self._probes += 1
+
+    def probed_nothing(self) -> bool:
+        """Note that the last probe was not sent after all, so another may go now; return whether there was a probe."""
+        if not self.open or self._before_probe is None:
+            return False
+        (self._probed_at, self._probes), self._before_probe = self._before_probe, None
+        return True

@@ -74,7 +74,7 @@ class BreakerControl:
         was_down, asks = breaker.down, self._asks(message, outcome, sent_at, now)
         if asks is None:
             # Messages that are sent again in a smaller call count once: one of them may be at fault. Where none is,
-            # as without a connection, each counts.
+            # as without a connection, each counts: then few messages use up a try before the breaker opens.
             if outcome is self._counted and outcome.retry_after_s is not None:
                 return False
             self._counted = outcome

@@ -115,8 +115,11 @@ class StreamOutcomes:
                 self._probe_failed(message, outcome, sent_at, now)
                 return
         elif isinstance(outcome, Refused):
-            # The destination answered; the failure is this message's alone.
-            self._destination_answered(now)
+            # The failure is this message's alone.
+            if outcome.asked:
+                self._destination_answered(now)
+            elif self._breaker.breaker.probed_nothing():
+                self.probe_due()
         self._failed(message, outcome, sent_at, now)
 
     # What the stream does with messages that are not sent

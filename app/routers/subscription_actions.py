@@ -106,7 +106,8 @@ async def post_reset_breaker(
     It also ends the pause that a destination asked for by 429 or 503 with `Retry-After`.
 
     The worker opens the subscription again, within seconds, after the deliveries in flight. If the destination still
-    fails, the breaker opens again, after five different messages or three attempts to connect; these use up tries.
+    fails, the breaker opens again. Until then five different messages, or three without a connection, use up an
+    attempt.
     """
     caller.must_have_subscription(name)
     now = runtime.clock.now()

@@ -136,6 +136,27 @@ async def test_a_subject_too_long_is_refused_alone(name: str) -> None:
     assert isinstance(delivered, Delivered)
 
 
+@pytest.mark.parametrize("place", [0, 6], ids=["first", "last"])
+async def test_a_message_without_an_answer_fails_alone(name: str, place: int) -> None:
+    server, silent = brokers.nats(), f"{name}-silent"
+
+    async def take(message: Msg) -> None:
+        """Do not answer."""
+
+    topics = [name] * 6
+    topics.insert(place, silent)
+    async with jetstream(server) as js, destination(server.url, timeout_s=3) as jet:
+        await js.add_stream(name=name, subjects=[name])
+        # A subscriber of the subject, without a stream: NATS itself answers nothing.
+        await js._nc.subscribe(silent, cb=take)
+        await js._nc.flush()
+        outcomes = list(await jet.deliver([delivery(topic=topic) for topic in topics], NOW))
+    failed = outcomes.pop(place)
+    assert isinstance(failed, Failed)
+    assert (failed.error, failed.unreachable) == ("no acknowledgement within 3 s", False)
+    assert [type(outcome) for outcome in outcomes] == [Delivered] * 6
+
+
 async def test_a_repeat_is_stored_once_but_a_replay_and_another_subscription_again(name: str) -> None:
     server = brokers.nats()
     sent = delivery(topic=name)

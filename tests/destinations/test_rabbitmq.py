@@ -181,6 +181,26 @@ async def test_a_message_too_large_is_refused_and_the_others_are_delivered(name:
     assert {len(message.body) for message in messages} == {5, limit, 9}
 
 
+async def test_a_limit_that_was_raised_is_noticed_after_the_restart(name: str) -> None:
+    limit = brokers.RABBITMQ_LARGEST_BYTES
+    with brokers.own("rabbitmq") as server:
+        async with channel_of(server) as channel:
+            await channel.declare_queue(name, durable=True)
+        async with destination(server.url) as rabbit:
+            large = delivery(topic=name, body=b"x" * (limit + 1))
+            [asked] = await rabbit.deliver([large], NOW)
+            [known] = await rabbit.deliver([large], NOW)
+            await asyncio.to_thread(server.stop)
+            settings = server.directory / "advanced.config"
+            settings.write_text(settings.read_text().replace(str(limit), str(2 * limit)))
+            await asyncio.to_thread(server.start)
+            [after] = await rabbit.deliver([large], NOW)
+    for refused, was_asked in ((asked, True), (known, False)):
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.asked) == ("too_large", was_asked)
+    assert isinstance(after, Delivered)
+
+
 async def test_a_routing_key_too_long_for_amqp_is_refused_alone(name: str) -> None:
     server = brokers.rabbitmq()
     async with channel_of(server) as channel, destination(server.url, routing_key="{tag}") as rabbit:

@@ -79,6 +79,27 @@ def test_probes_go_out_less_and_less_often_and_a_success_closes_it() -> None:
     assert not breaker.succeeded()
 
 
+def test_a_probe_that_was_not_sent_makes_way_for_another_at_once() -> None:
+    breaker = Breaker()
+    assert not breaker.probed_nothing()
+    for _ in range(UNREACHABLE):
+        fail(breaker, 1, unreachable=True)
+    # What was in flight when it opened was no probe.
+    assert not breaker.probed_nothing()
+    assert breaker.wait(NOW) == FIRST_PROBE
+    at = NOW + FIRST_PROBE
+    for _ in range(3):
+        breaker.probing(at)
+        assert breaker.wait(at) == 2 * FIRST_PROBE
+        assert breaker.probed_nothing()
+        assert not breaker.probed_nothing()
+        assert breaker.wait(at) == timedelta(0)
+    assert breaker.open
+    breaker.probing(at)
+    breaker.succeeded()
+    assert not breaker.probed_nothing()
+
+
 def test_the_destination_may_ask_for_a_longer_rest_but_not_for_any() -> None:
     breaker = Breaker(NOW, "down")
     breaker.probing(NOW)

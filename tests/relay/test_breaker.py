@@ -123,6 +123,50 @@ async def test_probes_find_the_message_that_succeeds(
         assert offsets(receiver).count(good) == 1
 
 
+@pytest.mark.parametrize(
+    ("destination", "refused"),
+    [
+        ({"type": "rabbitmq", "url": "amqp://127.0.0.1:{port}/", "routing_key": "{key}"}, {"key": "\u0439" * 200}),
+        (
+            {"type": "nats", "url": "nats://127.0.0.1:{port}", "subject": "{key}.{tag}"},
+            {"key": "\u20ac" * 255, "tag": "\u20ac" * 255},
+        ),
+        ({"type": "kafka", "bootstrap": ["127.0.0.1:{port}"], "topic": "{key}"}, {"key": "k" * 255}),
+    ],
+    ids=["rabbitmq", "nats", "kafka"],
+)
+async def test_a_message_that_is_refused_without_asking_the_broker_closes_no_breaker(
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    relay: Relay,
+    db: Connection,
+    unused_tcp_port: int,
+    destination: dict[str, Any],
+    refused: dict[str, Any],
+) -> None:
+    filled = json.loads(json.dumps(destination).replace("{port}", str(unused_tcp_port)))
+    fields = {"topics": ["order"], "max_in_flight": 1, "retry": [1] * 3, "destination": filled}
+    answer = await client.put("/subscriptions/mailer", json=fields)
+    assert answer.status_code == 201, answer.text
+    probes = "select coalesce(sum(times), 0) from postponement where outcome = 'probe'"
+    await publish(client, *(order(number) for number in range(4)))
+    await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+    for number in range(3):
+        await publish(client, *(order(10 * number + extra, **refused) for extra in range(1, 3)))
+        before = await db.fetchval(probes)
+
+        async def probed(least: int, dead: int) -> bool:
+            runtime.clock.offset_s += 31
+            return bool(await db.fetchval(f"select ({probes}) >= $1 and count(*) = $2 from dead_letter", least, dead))
+
+        await turn_until(relay, runtime, lambda at=before + 4, dead=2 * (number + 1): probed(at, dead))
+        assert await db.fetchval(OPEN)
+    assert await db.fetchval("select max(attempts) from delivery_retry") == 1
+    assert await db.fetchval("select array_agg(distinct reason) from dead_letter") != ["retries_exhausted"]
+    assert await announced(db, "subscription.breaker_closed") == []
+    assert len(await announced(db, "subscription.breaker_opened")) == 1
+
+
 async def test_a_person_closes_a_breaker_and_all_goes_out_at_once(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

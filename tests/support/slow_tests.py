@@ -157,7 +157,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_many_calls_at_once_are_all_acknowledged_and_in_order_per_key",
         "test_with_tls_and_sasl_the_name_is_verified_and_the_password_accepted",
     ),
-    "destinations/test_nats.py": ("test_a_thousand_at_once_are_all_acknowledged_on_one_connection",),
+    "destinations/test_nats.py": (
+        "test_a_thousand_at_once_are_all_acknowledged_on_one_connection",
+        "test_a_message_without_an_answer_fails_alone[last]",
+    ),
     "destinations/test_optional_clients.py": (
         "test_every_other_module_is_imported_without_a_client",
         "test_only_programs_that_export_traces_require_the_exporter",
@@ -170,6 +173,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_tls_is_verified_by_name",
         "test_a_missing_exchange_fails_until_it_is_there",
         "test_a_connection_that_the_client_gives_up_is_replaced_within_the_call",
+        "test_a_limit_that_was_raised_is_noticed_after_the_restart",
     ),
     "destinations/test_redis.py": ("test_many_calls_at_once_are_all_acknowledged_and_in_order",),
     "destinations/test_webhook.py": ("test_only_2xx_is_success",),
