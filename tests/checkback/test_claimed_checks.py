@@ -1,6 +1,7 @@
 """Checks that producers claim: handed out to one claim at a time, answered, lapsed, and waited for."""
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -323,8 +324,31 @@ async def test_without_a_claim_policy_parks_by_age_and_nothing_is_called(
     assert await attempts(db, transaction_id) == []
     noted = "select outcome from attempt where transaction_id = $1 and kind = 'parked'"
     assert await db.fetchval(noted, transaction_id) == "parked"
-    parked = "select count(*) from half where topic = 'halfnote.transaction.parked'"
-    assert await db.fetchval(parked) == 1
+    assert [one["checks"] for one in await parked_bodies(db)] == [0]
+
+
+async def parked_bodies(db: Connection) -> list[Any]:
+    rows = await db.fetch("select body from half where topic = 'halfnote.transaction.parked'")
+    return [json.loads(row["body"]) for row in rows]
+
+
+async def test_a_parked_message_counts_the_checks_that_producers_claimed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    await client.patch(SHOP, json={"unanswered_park_s": 600})
+    transaction_id, lapses = await in_doubt(client, runtime), Lapses()
+    runtime.clock.fixed = runtime.clock.now()
+    for _ in range(2):
+        assert len(await claim(client, invisible_s=20)) == 1
+        runtime.clock.fixed += timedelta(seconds=20)
+        await lapses.step(runtime, runtime.clock.now())
+        runtime.clock.fixed = (await row(db, transaction_id))["next_check_at"]
+    # From now on no producer claims.
+    runtime.clock.fixed += timedelta(seconds=600)
+    await lapses.step(runtime, runtime.clock.now())
+    [body] = await parked_bodies(db)
+    assert (body["transaction_id"], body["checks"]) == (str(transaction_id), 2)
+    assert len(await attempts(db, transaction_id)) == 2
 
 
 async def test_a_check_that_a_worker_asks_is_not_claimed(

@@ -206,9 +206,11 @@ async def take_lapsed(connection: Connection, limit: int, now: datetime) -> list
 
 
 async def take_left(connection: Connection, limit: int, now: datetime) -> list[TakenClaim]:
-    """Take checks that wait for a producer to claim them, and that were not answered for their `unanswered_park_s`."""
-    rows = await connection.fetch(LEFT, now, limit)
-    return [replace(_taken_claim(row, row["since"]), group_updated_at=row["updated_at"]) for row in rows]
+    """Take checks that wait for a producer to claim them, and that were not answered for their `unanswered_park_s`.
+
+    Each has the number of the check that waits, which was not asked.
+    """
+    return [_left_claim(row) for row in await connection.fetch(LEFT, now, limit)]
 
 
 async def keep_due(connection: Connection, limit: int, seconds: float, now: datetime) -> None:
@@ -229,3 +231,9 @@ async def note_claim(connection: Connection, group: str, now: datetime) -> None:
 
 def _taken_claim(row: Any, ended_at: datetime) -> TakenClaim:
     return TakenClaim(claim_of(row), row["claimed_at"], ended_at)
+
+
+def _left_claim(row: Any) -> TakenClaim:
+    # The others were counted when they were claimed.
+    waiting = replace(claim_of(row), number=row["asked"] + 1)
+    return TakenClaim(waiting, row["claimed_at"], row["since"], row["updated_at"])
