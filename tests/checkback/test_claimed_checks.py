@@ -154,6 +154,34 @@ async def test_an_answer_counts_once(client: httpx.AsyncClient, runtime: Runtime
     assert len(await attempts(db, transaction_id)) == 1
 
 
+async def test_an_answer_to_a_claim_that_is_over_keeps_no_other_from_its_claim(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    ids = [await in_doubt(client, runtime) for _ in range(5)]
+    old = await claim(client, invisible_s=20)
+    runtime.clock.fixed = runtime.clock.now() + timedelta(seconds=21)
+    await Lapses().step(runtime, runtime.clock.now())
+    runtime.clock.fixed += timedelta(seconds=10)
+    new = await claim(client)
+    assert [UUID(one["transaction_id"]) for one in new] == [UUID(one["transaction_id"]) for one in old] == ids
+    without = {"transaction_id": str(ids[2]), "verdict": "unknown"}
+    outcomes = await reply(
+        client,
+        *(to(old[0], "unknown"), to(new[0], "unknown")),
+        *(to(new[1], "unknown"), to(old[1], "unknown")),
+        *(to(old[2], "unknown"), without, to(new[2], "unknown")),
+        *(to(old[3], "commit"), to(new[3], "unknown")),
+        *({"transaction_id": "none"}, to(old[4], "unknown"), to(new[4], "rollback", reason="no row")),
+    )
+    statuses = [one["status"] for one in outcomes]
+    assert statuses == [409, 202, 202, 409, 409, 202, 409, 200, 202, 422, 409, 200]
+    assert {one["type"] for one in outcomes if one["status"] == 409} == {"/problems/check-lapsed"}
+    assert [await verdict(db, one) for one in ids] == [None, None, None, (1, 1), (2, 1)]
+    assert [(await row(db, one))["answered"] for one in ids[:3]] == [1, 1, 1]
+    expected = [["unanswered", "unknown"]] * 3 + [["unanswered", "unknown", "commit"], ["unanswered", "rollback"]]
+    assert [[one["outcome"] for one in await attempts(db, each)] for each in ids] == expected
+
+
 async def test_answered_checks_run_out_as_policy_says(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
 ) -> None:

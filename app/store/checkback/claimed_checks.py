@@ -157,13 +157,15 @@ class TakenClaim:
     """The lease of a check that is or was out to a producer since `claimed_at`.
 
     `ended_at`: when its time was over, or, for a check that no producer claimed, since when none was answered; then
-    `group_updated_at` tells by which configuration of its group it waited too long.
+    `group_updated_at` tells by which configuration of its group it waited too long. `answered_epoch`: of the handle of
+    a claim that was answered; `claim` has the lease by which the answer is settled.
     """
 
     claim: Claim
     claimed_at: datetime | None
     ended_at: datetime | None = None
     group_updated_at: datetime | None = None
+    answered_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,13 @@ async def give_back(connection: Connection, claims: Sequence[Claim], now: dateti
 async def take_answered(
     connection: Connection, group: str, epochs: Sequence[tuple[UUID, int | None]], now: datetime
 ) -> list[TakenClaim]:
-    """Take the claims of a group's ids (distinct) that are out, with these epochs if given; others are left out."""
+    """Take the claims of a group's ids that are out, with these epochs if given; others are left out.
+
+    An id may come with several epochs: at most one of them is out.
+    """
     ids, given = [one for one, _ in epochs], [epoch for _, epoch in epochs]
     rows = await connection.fetch(ANSWERED, ids, given, group, now)
-    return [TakenClaim(claim_of(row), row["claimed_at"]) for row in rows]
+    return [TakenClaim(claim_of(row), row["claimed_at"], answered_epoch=row["lease_epoch"] - 1) for row in rows]
 
 
 async def any_lapsed(connection: Connection, now: datetime) -> bool:
