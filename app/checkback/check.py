@@ -111,7 +111,8 @@ def in_doubt(finished: FinishedCheck) -> UndecidedTransaction:
         messages[0].key,
         len(messages),
         messages[0].born_at,
-        claim.number if finished.result is not None else claim.number - 1,
+        # Without a result this check was not sent.
+        checks=claim.number if finished.result is not None else claim.number - 1,
     )
 
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from app.checkback.check import Check, FinishedCheck
 from app.checkback.settle import settle_batch
-from app.policy.check_schedule import Park, Unanswered, after_check
+from app.policy.check_schedule import CheckAgain, Decision, Park, Unanswered, after_check
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.checkback import claimed_checks as store
@@ -101,8 +101,13 @@ def _lapsed(check: Check, taken: TakenClaim, now: datetime) -> FinishedCheck:
 
 
 def _left(check: Check, taken: TakenClaim, now: datetime) -> FinishedCheck:
-    reason = f"no producer claimed and answered a check since {taken.ended_at:%Y-%m-%dT%H:%M:%SZ}"
-    return FinishedCheck(check, now, Park(reason) if check.messages else None, trace=_trace(check))
+    if not check.messages:
+        return FinishedCheck(check, now, None)
+    decision: Decision = Park(f"no producer claimed and answered a check since {taken.ended_at:%Y-%m-%dT%H:%M:%SZ}")
+    if check.group is None or check.group.updated_at != taken.group_updated_at:
+        # By its group as it is now it may wait longer: the next look judges it.
+        decision = CheckAgain(now)
+    return FinishedCheck(check, now, decision, trace=_trace(check))
 
 
 def _trace(check: Check) -> str | None:

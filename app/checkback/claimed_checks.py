@@ -39,6 +39,11 @@ class ClaimAnswer:
     reason: str | None
     epoch: int | None
 
+    def answers(self, taken: TakenClaim) -> bool:
+        """Return whether it answers a claim."""
+        same = self.transaction_id == taken.claim.transaction_id
+        return same and self.epoch in (None, taken.answered_epoch)
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChecks:
@@ -109,33 +114,33 @@ async def settle_answers(
     group: str,
     answers: Sequence[ClaimAnswer],
     act_of: Callable[[ClaimAnswer], Act] | None = None,
-) -> dict[UUID, SettledAnswer]:
-    """Settle answers (ids distinct) to claims that are out; return what they came to. The others are left out.
+) -> dict[int, SettledAnswer]:
+    """Settle answers to claims that are out; return what they came to by their places. The others are left out.
 
-    `act_of`: the audit of a person's answer, written first. Raises the errors of the End lane and the database; then
-    some of the checks may be asked again.
+    Of several answers to one claim the first counts. `act_of`: the audit of a person's answer, written first. Raises
+    the errors of the End lane and the database; then some of the checks may be asked again.
     """
     now = runtime.clock.now()
     # What is leased is used: if a failover loses it, checks are asked again.
     async with runtime.request_pool.transaction(confirmed=False) as connection:
         epochs = [(one.transaction_id, one.epoch) for one in answers]
-        taken = {one.claim.transaction_id: one for one in await store.take_answered(connection, group, epochs, now)}
-        for one in answers:
-            if act_of is not None and one.transaction_id in taken:
-                await record(connection, act_of(one), now)
+        taken = _by_place(answers, await store.take_answered(connection, group, epochs, now))
+        for place in taken:
+            if act_of is not None:
+                await record(connection, act_of(answers[place]), now)
         known = await asked_groups(connection, [group])
-        messages = await asked_messages(connection, list(taken), bodies=False)
+        messages = await asked_messages(connection, [answers[place].transaction_id for place in taken], bodies=False)
     finished = [
-        _answered(taken[one.transaction_id], known.get(group), messages.get(one.transaction_id, ()), one, now)
-        for one in answers
-        if one.transaction_id in taken
+        _answered(one, known.get(group), messages.get(one.claim.transaction_id, ()), answers[place], now)
+        for place, one in taken.items()
     ]
     if not finished:
         return {}
     done = await settle_batch(runtime, finished, runtime.request_pool)
     # With the decisions that were recorded; a check whose lease was lost has its own.
     decided = {one.check.claim.transaction_id: one for one in [*finished, *done.checks]}
-    return {key: _outcome(one, done.recorded.get(key)) for key, one in decided.items()}
+    keys = {place: answers[place].transaction_id for place in taken}
+    return {place: _outcome(decided[key], done.recorded.get(key)) for place, key in keys.items()}
 
 
 def handle_of(claim: Claim) -> str:
@@ -167,6 +172,17 @@ async def _with_messages(
                 return checks, list(claims[first + place :])
             checks.append(Check(one, group, found, ()))
     return checks, []
+
+
+def _by_place(answers: Sequence[ClaimAnswer], taken: Sequence[TakenClaim]) -> dict[int, TakenClaim]:
+    """Return each claim that was taken, by the place of the first answer to it, in the order of the answers."""
+    left = {one.claim.transaction_id: one for one in taken}
+    found = {}
+    for place, answer in enumerate(answers):
+        claim = left.get(answer.transaction_id)
+        if claim is not None and answer.answers(claim):
+            found[place] = left.pop(answer.transaction_id)
+    return found
 
 
 def _trace(check: Check) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 The order matters. A policy's verdict is recorded only under a lease that was extended first, so that no other replica
 parks the transaction meanwhile. Rows are settled after the verdicts, so a row is removed only when its op exists.
+
+Whatever policy decides, it decides by the group as it is while the outcome is written: a changed group that was
+answered holds also for the checks that are out.
 """
 
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ import structlog
 from app.announcements import parked
 from app.checkback.attempts import attempt_of, clean
 from app.checkback.check import FinishedCheck, in_doubt
-from app.checkback.verdicts import RecordedBatch, by_policy, record_verdicts
+from app.checkback.verdicts import RecordedBatch, by_policy, parked_by_current, record_verdicts
 from app.database.connection import Database, PoolShare
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
@@ -36,17 +39,25 @@ async def settle_batch(
     again: an End is answered as a repeat, and only attempts may be recorded twice.
     """
     pool = pool or runtime.database
-    held = await _hold(runtime, batch, pool)
-    batch = [finished for finished in batch if not by_policy(finished) or _lease(finished) in held]
-    done = await record_verdicts(runtime, batch, pool)
-    batch = done.checks
-    now = runtime.clock.now()
-    settled = [_settled(finished, done.recorded.get(_id(finished)), now) for finished in batch]
-    if settled:
-        await _write(runtime, batch, settled, pool, now)
-    for finished, row in zip(batch, settled, strict=True):
+    done, settled = RecordedBatch(batch, {}), None
+    while settled is None:
+        done = await _record(runtime, done, pool)
+        done, settled = await _write(runtime, done, pool)
+    for finished, row in zip(done.checks, settled, strict=True):
         _report(runtime, finished, row)
     return done
+
+
+async def _record(runtime: Runtime, done: RecordedBatch, pool: Database | PoolShare) -> RecordedBatch:
+    """Record the verdicts of a batch that are not recorded yet; leave out those of policy whose lease was lost."""
+    new = [finished for finished in done.checks if _is_new(finished, done)]
+    if not new:
+        return done
+    held = await _hold(runtime, new, pool)
+    new = [finished for finished in new if not by_policy(finished) or _lease(finished) in held]
+    added = await record_verdicts(runtime, new, pool)
+    others = [finished for finished in done.checks if not _is_new(finished, done)]
+    return RecordedBatch([*others, *added.checks], done.recorded | added.recorded)
 
 
 async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare) -> set[Lease]:
@@ -58,24 +69,42 @@ async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database
 
 
 async def _write(
-    runtime: Runtime,
-    batch: Sequence[FinishedCheck],
-    settled: Sequence[SettledCheck],
-    pool: Database | PoolShare,
-    now: datetime,
-) -> None:
-    """Write the rows of a batch; announce the transactions that they park in the same database transaction."""
-    parks = {row.transaction_id: row.parked_reason for row in settled if row.parked_reason is not None}
-    if not parks:
-        async with pool.connection() as connection:
-            await settle(connection, settled, now)
-        return
+    runtime: Runtime, done: RecordedBatch, pool: Database | PoolShare
+) -> tuple[RecordedBatch, list[SettledCheck] | None]:
+    """Write the rows of a batch; announce the transactions that they park in the same database transaction.
+
+    Returns the batch as it was decided in the end, and its rows. Rows None: nothing is written, because the changed
+    policy of a group rolls back what the former one parked. That verdict is to be recorded first.
+    """
+    now = runtime.clock.now()
+    if not any(isinstance(finished.decision, Park) for finished in done.checks):
+        settled = _rows(done, now)
+        if settled:
+            async with pool.connection() as connection:
+                await settle(connection, settled, now)
+        return done, settled
     async with pool.transaction() as connection:
-        done = await settle(connection, settled, now)
-        announcements = [parked(in_doubt(one), reason=parks[_id(one)], at=now) for one in batch if _id(one) in done]
+        # Groups are locked before the rows of check_back, as by a PUT.
+        done = replace(done, checks=await parked_by_current(connection, done.checks, now))
+        if any(_is_new(finished, done) for finished in done.checks):
+            return done, None
+        settled = _rows(done, now)
+        stored = await settle(connection, settled, now)
+        parks = [(one, row) for one, row in zip(done.checks, settled, strict=True) if row.transaction_id in stored]
+        announcements = [parked(in_doubt(one), reason=row.parked_reason, at=now) for one, row in parks]
         written = await announce(connection, announcements, now)
     if written:
         runtime.wake_ups.published()
+    return done, settled
+
+
+def _is_new(finished: FinishedCheck, done: RecordedBatch) -> bool:
+    """Return whether a check has a verdict that is not recorded yet."""
+    return isinstance(finished.decision, Settle) and _id(finished) not in done.recorded
+
+
+def _rows(done: RecordedBatch, now: datetime) -> list[SettledCheck]:
+    return [_settled(finished, done.recorded.get(_id(finished)), now) for finished in done.checks]
 
 
 def _settled(finished: FinishedCheck, recorded: Recorded | None, now: datetime) -> SettledCheck:

@@ -12,8 +12,8 @@ from uuid import UUID
 from app.announcements import rolled_back
 from app.checkback.attempts import answered_check
 from app.checkback.check import FinishedCheck, decided_by, in_doubt
-from app.database.connection import Database, PoolShare
-from app.policy.check_schedule import Settle
+from app.database.connection import Connection, Database, PoolShare
+from app.policy.check_schedule import Park, Settle
 from app.runtime.state import Runtime
 from app.store.checkback.claims import locked_groups
 from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
@@ -53,6 +53,28 @@ async def record_verdicts(
     return RecordedBatch([next(checks) if by_policy(one) else one for one in batch], found | policy.recorded)
 
 
+async def parked_by_current(
+    connection: Connection, checks: Sequence[FinishedCheck], now: datetime
+) -> list[FinishedCheck]:
+    """Return checks (ids distinct), those that a policy parks decided by their groups as they are now.
+
+    Their groups stay as they are until the database transaction ends. Another decision than to park may come of it,
+    also a verdict.
+    """
+    parks = [finished for finished in checks if isinstance(finished.decision, Park)]
+    decided = iter(await _decided_by_current(connection, parks, now))
+    return [next(decided) if isinstance(one.decision, Park) else one for one in checks]
+
+
+async def _decided_by_current(
+    connection: Connection, checks: Sequence[FinishedCheck], now: datetime
+) -> list[FinishedCheck]:
+    """Return checks with the decisions by their groups as they are now; lock these groups."""
+    names = {finished.check.claim.producer_group for finished in checks}
+    groups = await locked_groups(connection, list(names))
+    return [decided_by(finished, groups.get(finished.check.claim.producer_group), now) for finished in checks]
+
+
 async def _record_policy(
     runtime: Runtime, checks: Sequence[FinishedCheck], pool: Database | PoolShare
 ) -> RecordedBatch:
@@ -62,10 +84,8 @@ async def _record_policy(
     announcement locks. Policy itself only rolls back.
     """
     now = runtime.clock.now()
-    names = {finished.check.claim.producer_group for finished in checks}
     async with pool.transaction() as connection:
-        groups = await locked_groups(connection, list(names))
-        checks = [decided_by(finished, groups.get(finished.check.claim.producer_group), now) for finished in checks]
+        checks = await _decided_by_current(connection, checks, now)
         batch = [finished for finished in checks if by_policy(finished)]
         ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
         found = await record_ends(connection, ends, now) if ends else {}

@@ -118,19 +118,17 @@ async def _outcomes(
     runtime: Runtime, caller: Caller, group: str, answers: Sequence[ClaimAnswer | Problem]
 ) -> list[bytes]:
     """Settle the answers to claims that are out; take the others as Ends. Return an outcome for each."""
-    first: dict[UUID, ClaimAnswer] = {}
-    for one in answers:
-        if isinstance(one, ClaimAnswer):
-            first.setdefault(one.transaction_id, one)
     act_of = partial(_act, caller, group) if caller.role is Role.ADMIN else None
-    settled = await settle_answers(runtime, group, list(first.values()), act_of)
+    read = [one for one in answers if isinstance(one, ClaimAnswer)]
+    settled = await settle_answers(runtime, group, read, act_of)
+    found = (settled.get(place) for place in range(len(read)))
     limit = asyncio.Semaphore(AT_ONCE)
     items: list[Item] = []
     for one in answers:
         if isinstance(one, Problem):
             items.append(one)
-        elif one is first[one.transaction_id] and one.transaction_id in settled:
-            items.append(begun_item(partial(_settled, runtime, group, one, settled[one.transaction_id]), limit))
+        elif (outcome := next(found)) is not None:
+            items.append(begun_item(partial(_settled, runtime, group, one, outcome), limit))
         else:
             items.append(begun_item(partial(_as_end, runtime, caller, group, one), limit))
     return await outcomes_of(items, runtime.metrics.http, "/producer-groups/{name}/checks/answers")

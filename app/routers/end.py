@@ -157,8 +157,8 @@ async def _answer_check(runtime: Runtime, caller: Caller, request: EndRequest, s
     answer = ClaimAnswer(request.transaction_id, None, request.reason, None)
     act_of = None if act is None else lambda _: act
     settled = await settle_answers(runtime, request.producer_group, [answer], act_of)
-    if request.transaction_id in settled:
-        return settled[request.transaction_id].state
+    if settled:
+        return settled[0].state
     if state is State.IN_DOUBT:
         now = runtime.clock.now()
         async with runtime.request_pool.connection() as connection:

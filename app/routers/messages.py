@@ -43,18 +43,40 @@ MessageId = Annotated[
 
 _decoder = msgspec.json.Decoder(PlainRequest)
 _encode = msgspec.json.Encoder().encode
-# The first field of PlainsRequest, which PlainRequest does not have.
-_has_many = re.compile(rb'\s*\{\s*"transactions"\s*:').match
+# The field of PlainsRequest, which PlainRequest does not have, where most requests have it: first.
+_begins_with_many = re.compile(rb'\s*\{\s*"transactions"\s*:').match
+
+
+class _Many(msgspec.Struct):
+    """Tells whether a body has the field, wherever it is: the fields of a JSON object have no order."""
+
+    transactions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_many = msgspec.json.Decoder(_Many)
 
 
 def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
     """Store and commit messages that have nothing to coordinate: 201 after the commit, 200 for a repeat.
 
-    A body that begins with the field `transactions` has many of them. Raises Problem as `POST /half` does.
+    A body with the field `transactions` has many of them. Raises Problem as `POST /half` does.
     """
-    if _has_many(body):
+    if _begins_with_many(body):
         return plains_begun(runtime, caller, body, trace)
-    return plain_begun(runtime, caller, decode(_decoder, body), trace)
+    try:
+        request = decode(_decoder, body)
+    except Invalid:
+        if not _has_many(body):
+            raise
+        return plains_begun(runtime, caller, body, trace)
+    return plain_begun(runtime, caller, request, trace)
+
+
+def _has_many(body: bytes) -> bool:
+    try:
+        return _many.decode(body).transactions is not msgspec.UNSET
+    except msgspec.ValidationError:
+        return False  # no object
 
 
 def plain_begun(runtime: Runtime, caller: Caller, request: PlainRequest, trace: str | None) -> Begun:

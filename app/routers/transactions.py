@@ -139,8 +139,7 @@ async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id
 
     If `attempts_cursor` is not null, earlier attempts are at `/transactions/{id}/attempts`. The messages have their
     first 1,000 deliveries together; if `deliveries_cursor` is not null, the others are at
-    `/transactions/{id}/deliveries`. After the verdict the check-back row is removed, and `swept` and `parked` leave the
-    timeline. Checks and the verdict stay.
+    `/transactions/{id}/deliveries`.
     """
     async with runtime.request_pool.connection() as connection:
         owner = await read_owner(connection, transaction_id)

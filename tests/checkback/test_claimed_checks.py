@@ -1,6 +1,7 @@
 """Checks that producers claim: handed out to one claim at a time, answered, lapsed, and waited for."""
 
 import asyncio
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -151,6 +152,34 @@ async def test_an_answer_counts_once(client: httpx.AsyncClient, runtime: Runtime
     assert {one["status"] for [one] in both} == {409}
     assert (await row(db, transaction_id))["answered"] == 1
     assert len(await attempts(db, transaction_id)) == 1
+
+
+async def test_an_answer_to_a_claim_that_is_over_keeps_no_other_from_its_claim(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    ids = [await in_doubt(client, runtime) for _ in range(5)]
+    old = await claim(client, invisible_s=20)
+    runtime.clock.fixed = runtime.clock.now() + timedelta(seconds=21)
+    await Lapses().step(runtime, runtime.clock.now())
+    runtime.clock.fixed += timedelta(seconds=10)
+    new = await claim(client)
+    assert [UUID(one["transaction_id"]) for one in new] == [UUID(one["transaction_id"]) for one in old] == ids
+    without = {"transaction_id": str(ids[2]), "verdict": "unknown"}
+    outcomes = await reply(
+        client,
+        *(to(old[0], "unknown"), to(new[0], "unknown")),
+        *(to(new[1], "unknown"), to(old[1], "unknown")),
+        *(to(old[2], "unknown"), without, to(new[2], "unknown")),
+        *(to(old[3], "commit"), to(new[3], "unknown")),
+        *({"transaction_id": "none"}, to(old[4], "unknown"), to(new[4], "rollback", reason="no row")),
+    )
+    statuses = [one["status"] for one in outcomes]
+    assert statuses == [409, 202, 202, 409, 409, 202, 409, 200, 202, 422, 409, 200]
+    assert {one["type"] for one in outcomes if one["status"] == 409} == {"/problems/check-lapsed"}
+    assert [await verdict(db, one) for one in ids] == [None, None, None, (1, 1), (2, 1)]
+    assert [(await row(db, one))["answered"] for one in ids[:3]] == [1, 1, 1]
+    expected = [["unanswered", "unknown"]] * 3 + [["unanswered", "unknown", "commit"], ["unanswered", "rollback"]]
+    assert [[one["outcome"] for one in await attempts(db, each)] for each in ids] == expected
 
 
 async def test_answered_checks_run_out_as_policy_says(
@@ -323,8 +352,31 @@ async def test_without_a_claim_policy_parks_by_age_and_nothing_is_called(
     assert await attempts(db, transaction_id) == []
     noted = "select outcome from attempt where transaction_id = $1 and kind = 'parked'"
     assert await db.fetchval(noted, transaction_id) == "parked"
-    parked = "select count(*) from half where topic = 'halfnote.transaction.parked'"
-    assert await db.fetchval(parked) == 1
+    assert [one["checks"] for one in await parked_bodies(db)] == [0]
+
+
+async def parked_bodies(db: Connection) -> list[Any]:
+    rows = await db.fetch("select body from half where topic = 'halfnote.transaction.parked'")
+    return [json.loads(row["body"]) for row in rows]
+
+
+async def test_a_parked_message_counts_the_checks_that_producers_claimed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    await client.patch(SHOP, json={"unanswered_park_s": 600})
+    transaction_id, lapses = await in_doubt(client, runtime), Lapses()
+    runtime.clock.fixed = runtime.clock.now()
+    for _ in range(2):
+        assert len(await claim(client, invisible_s=20)) == 1
+        runtime.clock.fixed += timedelta(seconds=20)
+        await lapses.step(runtime, runtime.clock.now())
+        runtime.clock.fixed = (await row(db, transaction_id))["next_check_at"]
+    # From now on no producer claims.
+    runtime.clock.fixed += timedelta(seconds=600)
+    await lapses.step(runtime, runtime.clock.now())
+    [body] = await parked_bodies(db)
+    assert (body["transaction_id"], body["checks"]) == (str(transaction_id), 2)
+    assert len(await attempts(db, transaction_id)) == 2
 
 
 async def test_a_check_that_a_worker_asks_is_not_claimed(

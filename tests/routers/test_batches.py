@@ -118,6 +118,7 @@ async def test_a_body_that_is_no_list_of_transactions_is_refused_whole(
         (begin + "]}", 422, field),
         (begin + ",".join([one] * (TRANSACTIONS_MAX + 1)) + "]}", 422, str(TRANSACTIONS_MAX)),
         (begin + one + '], "more": 1}', 422, "more"),
+        ('{"more": 1, ' + begin[1:] + one + "]}", 422, "more"),
         ('{"' + field + '": {}}', 422, field),
         (begin + one + "]", 400, "JSON"),
         (begin + one + ", }]", 400, "JSON"),
@@ -203,16 +204,19 @@ async def test_outcomes_are_counted_by_route_and_status(runtime: Runtime, group:
 
 
 @shares
+@pytest.mark.parametrize("path", ["/halves", "/messages"])
+@pytest.mark.parametrize("contexts_first", [False, True])
 async def test_each_transaction_may_have_a_trace_context_of_its_own(
-    shared_client: httpx.AsyncClient, shared_runtime: Runtime, shared_db: Connection
+    shared_client: httpx.AsyncClient, shared_runtime: Runtime, shared_db: Connection, path: str, contexts_first: bool
 ) -> None:
     of_request, own = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
     # One that does not fit: then each half is decoded by itself.
     for more in ([], [{"producer_group": "shop", "messages": []}]):
         halves = [half(shared_runtime) for _ in range(3)]
+        fields = [(ROUTES[path][0], halves + more), ("traceparents", [own, None, "not one", *[own for _ in more]])]
         answer = await shared_client.post(
-            "/halves",
-            json={"halves": halves + more, "traceparents": [own, None, "not one", *[own for _ in more]]},
+            path,
+            json=dict(reversed(fields) if contexts_first else fields),
             headers={"traceparent": of_request},
         )
         assert [one["status"] for one in answer.json()["outcomes"]] == [201] * 3 + [422 for _ in more]
@@ -234,3 +238,33 @@ async def test_trace_contexts_are_as_many_as_the_transactions(
         answer = await shared_client.post("/halves", json={"halves": halves, "traceparents": contexts})
         assert answer.status_code == 422
         assert "traceparents" in answer.text
+
+
+@shares
+async def test_the_fields_of_a_request_have_no_order(
+    shared_client: httpx.AsyncClient, shared_runtime: Runtime, subtests: pytest.Subtests
+) -> None:
+    def of(path: str) -> dict[str, Any]:
+        single = half(shared_runtime)
+        return end(single, "unknown") if path == "/ends" else single
+
+    for path, (field, _) in ROUTES.items():
+        with subtests.test(path=path):
+            one = of(path)
+            contexts = '"traceparents": [null]'
+            answers = []
+            for name in (f'"{field}"', f'"\\u{ord(field[0]):04x}{field[1:]}"'):
+                listed = f"{name}: [{json.dumps(one)}]"
+                for content in (f"{{{listed}, {contexts}}}", f"{{{contexts}, {listed}}}"):
+                    headers = {"content-type": "application/json"}
+                    answer = await shared_client.post(path, content=content, headers=headers)
+                    assert answer.status_code == 200, (content, answer.text)
+                    [outcome] = answer.json()["outcomes"]
+                    outcome.pop("replayed", None)
+                    answers.append(outcome | {"status": outcome["status"] // 100})
+            assert answers == [answers[0]] * 4
+    # A transaction of its own whose field does not exist is refused as before.
+    for content, word in (("[]", "object"), ('{"more": 1}', "more"), ('{"producer_group": "shop", "x": 1}', "x")):
+        answer = await shared_client.post("/messages", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 422
+        assert word in answer.text

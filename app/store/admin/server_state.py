@@ -13,7 +13,7 @@ select pg_is_in_recovery() as in_recovery, current_setting('default_transaction_
 # check_url is small: one row per URL of each producer group.
 URLS_DOWN = """
 select u.producer_group || ' ' || split_part(u.url, '?', 1) from check_url u
-join producer_group g on g.name = u.producer_group
+join producer_group g on g.name = u.producer_group and u.url = any(g.check_urls)
 where g.deleted_at is null and u.last_error_at > coalesce(u.last_ok_at, '-infinity')
 order by 1 limit $1
 """

@@ -15,13 +15,16 @@ RESULTS = RowArrays(
     Column("last_error", "text"),
 )
 
-# Primary key, in order. The join drops the results of checks in flight to a URL that its group no longer has.
+# Primary key, in order. The join drops the results of calls in flight to a URL that its group no longer has. A change
+# or a deletion of the group holds its row until it is committed, so the lock waits for it and then reads the new row.
+# The change has deleted the results of former URLs by then, and nothing would delete one that came later.
 NOTE = f"""
 insert into check_url as c (producer_group, url, last_ok_at, last_error_at, last_error)
 select n.producer_group, n.url, n.last_ok_at, n.last_error_at, n.last_error
 from {RESULTS.unnest("n")}
-join producer_group g on g.name = n.producer_group and n.url = any(g.check_urls)
+join producer_group g on g.name = n.producer_group and n.url = any(g.check_urls) and g.deleted_at is null
 order by n.producer_group, n.url
+for key share of g
 on conflict (producer_group, url) do update set
   last_ok_at = coalesce(excluded.last_ok_at, c.last_ok_at),
   last_error_at = coalesce(excluded.last_error_at, c.last_error_at),
@@ -32,8 +35,13 @@ OF_GROUPS = """
 select producer_group, url, last_ok_at, last_error_at, last_error from check_url where producer_group = any($1)
 """
 
-# Reads the whole table, which is small: one row per URL of each group.
-ALL = "select producer_group, url, last_ok_at, last_error_at, last_error from check_url"
+# Reads the whole table, which is small: one row per URL of each group. The join leaves out results that an earlier
+# version wrote after their URL or their group was gone.
+ALL = """
+select u.producer_group, u.url, u.last_ok_at, u.last_error_at, u.last_error
+from check_url u join producer_group g on g.name = u.producer_group and u.url = any(g.check_urls)
+where g.deleted_at is null
+"""
 
 FORGET = "delete from check_url where producer_group = $1 and url <> all($2)"
 
@@ -64,7 +72,10 @@ class CheckUrl:
 
 
 async def note_urls(connection: Connection, results: Sequence[CheckUrl]) -> None:
-    """Write the newest result of each URL (distinct). A field that is None in the result keeps its stored value."""
+    """Write the newest result of each URL (distinct). A field that is None in the result keeps its stored value.
+
+    Results of URLs that a registered group does not have are dropped.
+    """
     await connection.execute(NOTE, *RESULTS.arrays(results))
 
 
@@ -75,7 +86,7 @@ async def urls_of(connection: Connection, groups: Iterable[str]) -> dict[tuple[s
 
 
 async def all_urls(connection: Connection) -> list[CheckUrl]:
-    """Return the results of all URLs."""
+    """Return the results of all URLs of registered groups."""
     return [CheckUrl(**row) for row in await connection.fetch(ALL)]
 
 

@@ -6,7 +6,7 @@ not in the way of those that are due.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -102,7 +102,7 @@ _CLAIM_ONLY = "g.checks = 'claim' and g.check_urls = '{}' and g.deleted_at is nu
 # claims are no checks, so the time without an answer began when the first of them was due.
 LEFT = f"""
 with picked as materialized (
-  select d.transaction_id, d.since from producer_group g cross join lateral (
+  select d.transaction_id, d.since, g.updated_at from producer_group g cross join lateral (
     select c.transaction_id, coalesce(c.unanswered_since, c.next_check_at) as since from check_back c
     where c.producer_group = g.name and c.next_check_at <= $1 and c.state = 1
       and (c.leased_until is null or c.leased_until <= $1) and c.claimed_epoch is distinct from c.lease_epoch
@@ -112,7 +112,7 @@ with picked as materialized (
   where {_CLAIM_ONLY}
   limit $2
 ){_taken(f"leased_until = $1 + make_interval(secs => {HOLD_S})")}
-select {_LEASED}, j.since from taken t join judged j using (transaction_id)
+select {_LEASED}, j.since, j.updated_at from taken t join judged j using (transaction_id)
 """  # noqa: S608 -- constants
 
 # As LEFT. The nightly proof takes a check that was due for hours for one that Halfnote forgot.
@@ -156,12 +156,16 @@ where name = $1 and (claimed_at is null or claimed_at <= $2::timestamptz - inter
 class TakenClaim:
     """The lease of a check that is or was out to a producer since `claimed_at`.
 
-    `ended_at`: when its time was over, or, for a check that no producer claimed, since when none was answered.
+    `ended_at`: when its time was over, or, for a check that no producer claimed, since when none was answered; then
+    `group_updated_at` tells by which configuration of its group it waited too long. `answered_epoch`: of the handle of
+    a claim that was answered; `claim` has the lease by which the answer is settled.
     """
 
     claim: Claim
     claimed_at: datetime | None
     ended_at: datetime | None = None
+    group_updated_at: datetime | None = None
+    answered_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +191,13 @@ async def give_back(connection: Connection, claims: Sequence[Claim], now: dateti
 async def take_answered(
     connection: Connection, group: str, epochs: Sequence[tuple[UUID, int | None]], now: datetime
 ) -> list[TakenClaim]:
-    """Take the claims of a group's ids (distinct) that are out, with these epochs if given; others are left out."""
+    """Take the claims of a group's ids that are out, with these epochs if given; others are left out.
+
+    An id may come with several epochs: at most one of them is out.
+    """
     ids, given = [one for one, _ in epochs], [epoch for _, epoch in epochs]
     rows = await connection.fetch(ANSWERED, ids, given, group, now)
-    return [TakenClaim(claim_of(row), row["claimed_at"]) for row in rows]
+    return [TakenClaim(claim_of(row), row["claimed_at"], answered_epoch=row["lease_epoch"] - 1) for row in rows]
 
 
 async def any_lapsed(connection: Connection, now: datetime) -> bool:
@@ -204,8 +211,11 @@ async def take_lapsed(connection: Connection, limit: int, now: datetime) -> list
 
 
 async def take_left(connection: Connection, limit: int, now: datetime) -> list[TakenClaim]:
-    """Take checks that wait for a producer to claim them, and that were not answered for their `unanswered_park_s`."""
-    return [_taken_claim(row, row["since"]) for row in await connection.fetch(LEFT, now, limit)]
+    """Take checks that wait for a producer to claim them, and that were not answered for their `unanswered_park_s`.
+
+    Each has the number of the check that waits, which was not asked.
+    """
+    return [_left_claim(row) for row in await connection.fetch(LEFT, now, limit)]
 
 
 async def keep_due(connection: Connection, limit: int, seconds: float, now: datetime) -> None:
@@ -226,3 +236,9 @@ async def note_claim(connection: Connection, group: str, now: datetime) -> None:
 
 def _taken_claim(row: Any, ended_at: datetime) -> TakenClaim:
     return TakenClaim(claim_of(row), row["claimed_at"], ended_at)
+
+
+def _left_claim(row: Any) -> TakenClaim:
+    # The others were counted when they were claimed.
+    waiting = replace(claim_of(row), number=row["asked"] + 1)
+    return TakenClaim(waiting, row["claimed_at"], row["since"], row["updated_at"])

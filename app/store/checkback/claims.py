@@ -161,7 +161,10 @@ class CheckCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A leased transaction; the lease holds while its row has this `epoch`. `number` counts its checks from 1."""
+    """A leased transaction; the lease holds while its row has this `epoch`.
+
+    `number` counts its checks from 1; it is that of the check which the lease is for, also if that is not sent.
+    """
 
     transaction_id: UUID
     producer_group: str
