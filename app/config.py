@@ -63,8 +63,9 @@ OTHER_VARIABLES = (
         "LEDGER_PASSWORD",
     ),
     "KUBE_DIR",
-    # `halfnote serve` sets it for its own processes.
+    # `halfnote serve` sets them for its own processes.
     "WORKER_STATE_FILE",
+    "EMBEDDED_POSTGRES_HOME",
 )
 # The tests' own, and what Kubernetes sets in a namespace with a Service named `halfnote`.
 IGNORED = re.compile(r"TEST_.*|(.*_)?SERVICE_(HOST|PORT.*)|(.*_)?PORT_\d+_(TCP|UDP).*")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -39,6 +40,8 @@ class Runtime:
     """The parts that requests and loops share. Created at start, closed at stop."""
 
     settings: Settings
+    # The directory of the embedded Postgres; None: the database is the user's own.
+    embedded_home: Path | None
     database: Database
     # The part of the pool that requests use, so that a burst of them leaves connections to the loops and to `readyz`.
     request_pool: PoolShare

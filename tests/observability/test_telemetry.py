@@ -17,7 +17,6 @@ import psutil
 import pytest
 import structlog
 
-from app.config import Settings
 from app.database.connection import Connection
 from app.loops import disk_usage, gauges
 from app.loops.process_usage import ProcessUsage
@@ -300,11 +299,27 @@ async def test_the_hours_until_the_disk_is_full_are_shown_where_they_are_known(
 
 
 def test_the_embedded_database_grows_into_its_file_system(tmp_path: Path) -> None:
-    free = free_bytes(Settings(data_dir=tmp_path), 10**6)
+    free = free_bytes(None, tmp_path, 10**6)
     assert free is not None
     assert free > 0
-    assert free_bytes(Settings(database_url="postgresql://db/halfnote"), 10**6) is None
-    assert free_bytes(Settings(data_dir=tmp_path, database_disk_bytes=10**5), 10**6) == 0
+    assert free_bytes(None, None, 10**6) is None
+    assert free_bytes(10**5, tmp_path, 10**6) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "auto"])
+async def test_serve_shows_the_free_disk_of_its_embedded_postgres(data_dir: Path, workers: str) -> None:
+    service = Service(data_dir, "serve", HALFNOTE_WORKERS=workers)
+    try:
+        await service.start()
+        series = 'halfnote_database_free_bytes{source="data_dir"} '
+        async with httpx.AsyncClient(base_url=service.url) as client, asyncio.timeout(60):
+            while series not in (text := (await client.get("/metrics")).text):
+                await asyncio.sleep(0.1)
+            assert float(text.partition(series)[2].split()[0]) > 0
+            assert (await client.get("/stats")).json()["disk"]["free_bytes"] > 0
+        assert "unknown_setting" not in service.log.read_text()
+    finally:
+        service.stop()
 
 
 async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:
