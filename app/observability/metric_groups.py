@@ -297,6 +297,7 @@ class ProcessMetrics:
         self.loop_age_s = gauge(
             "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", combine="livemax"
         )
+        self.loop_late = gauge("loop_late", "1 if a loop is late, as /readyz says, else 0", "loop", combine="livemax")
         self.oldest_due_s = gauge(
             "oldest_due_seconds",
             "Time that the oldest check, or delivery after its first attempt, has waited for a worker (s)",

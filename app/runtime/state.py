@@ -19,6 +19,7 @@ from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
+from app.runtime.loop_lateness import is_late
 from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
@@ -115,9 +116,11 @@ class Runtime:
         self.day_looks.clear()
 
     def show_loop_ages(self) -> None:
-        """Set the gauge of the time since each loop of this process turned."""
+        """Set the gauges of the time since each loop of this process turned, and of whether it is late."""
         for name, beat in self.heartbeats.items():
-            self.metrics.process.loop_age_s.labels(name).set(monotonic() - beat)
+            age_s = monotonic() - beat
+            self.metrics.process.loop_age_s.labels(name).set(age_s)
+            self.metrics.process.loop_late.labels(name).set(is_late(age_s, self.every_s.get(name, 0.0)))
 
     def follow_switch(self, accept: str) -> None:
         """Refuse new halves if the switch or the settings say `ends`, or if the process stops."""

@@ -83,6 +83,7 @@ FAMILIES = (
     "reconciliation_days",
     "secrets_unreadable",
     "loop_age_seconds",
+    "loop_late",
     "ready",
     "clock_skew_seconds",
     "cpu_seconds_total",
@@ -227,6 +228,7 @@ async def test_the_use_of_a_process_is_measured(runtime: Runtime) -> None:
         assert value(runtime, "halfnote_pool_connections_in_use") == 1
     # Another process of the same service may be asked for the metrics.
     assert 7 <= (value(runtime, 'halfnote_loop_age_seconds{loop="relay"}') or 0) < 60
+    assert value(runtime, 'halfnote_loop_late{loop="relay"}') == 0
     assert value(runtime, "halfnote_pool_connections_max") == runtime.settings.pool_size
     assert value(runtime, "halfnote_requests_in_flight") == 3
     used_s = value(runtime, "halfnote_cpu_seconds_total")
