@@ -61,13 +61,20 @@ OTHER_VARIABLES = (
         "JDBC_JAR",
         "LEDGER_DATABASE",
         "LEDGER_PASSWORD",
+        "DATABASE_URLS",
+        "CERTIFICATE_KEY",
+        "CERTIFICATE_COMMAND",
+        "CERTIFICATE_PUBLIC_KEY",
+        "SCREENSHOTS",
     ),
     "KUBE_DIR",
-    # `halfnote serve` sets it for its own processes.
+    # `halfnote serve` sets them for its own processes.
     "WORKER_STATE_FILE",
+    "EMBEDDED_POSTGRES_HOME",
 )
-# The tests' own, and what Kubernetes sets in a namespace with a Service named `halfnote`.
-IGNORED = re.compile(r"TEST_.*|(.*_)?SERVICE_(HOST|PORT.*)|(.*_)?PORT_\d+_(TCP|UDP).*")
+# The tests' own, the chart's for the URLs of further databases, and what Kubernetes sets in a namespace with a Service
+# named `halfnote`.
+IGNORED = re.compile(r"TEST_.*|DATABASE_URL_OF_\d+|(.*_)?SERVICE_(HOST|PORT.*)|(.*_)?PORT_\d+_(TCP|UDP).*")
 
 KEY_FORM = (
     "must be `hn_` and 43 to 128 letters or digits with 256 random bits: for example `hn_` and `openssl rand -hex 32`"

@@ -30,7 +30,7 @@ from app.cli.usable_cores import usable_cores
 from app.config import BadOidcSecretFile, ProcessRole, Settings
 from app.database.connection import refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres
-from app.lifecycle.database import database_url, migrate_embedded
+from app.lifecycle.database import HOME_VARIABLE, PreparedDatabase, migrate_embedded, prepared_database
 from app.lifecycle.signals import hangup_as_sigterm
 from app.lifecycle.startup import log_open_networks, server_certificate
 from app.migrate import head, migrate
@@ -59,9 +59,10 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
     try:
-        with hangup_as_sigterm(), prepared_database(settings) as url:
+        with hangup_as_sigterm(), watched_database(settings) as database:
             # The app reads its settings from the environment, in this process or in its children.
-            os.environ["HALFNOTE_DATABASE_URL"] = url
+            os.environ["HALFNOTE_DATABASE_URL"] = database.url
+            os.environ[HOME_VARIABLE] = "" if database.home is None else str(database.home)
             os.environ["HALFNOTE_SECRETS_KEY_FILE"] = str(settings.key_file)
             os.environ["HALFNOTE_ALLOW_NETWORKS"] = ",".join(settings.opened_networks)
             run(settings, listener)
@@ -146,12 +147,12 @@ def listen(settings: Settings) -> socket.socket:
 
 
 @contextmanager
-def prepared_database(settings: Settings) -> Iterator[str]:
-    """Yield the URL of the database. A thread watches the embedded one while processes serve. Raises Refusal."""
+def watched_database(settings: Settings) -> Iterator[PreparedDatabase]:
+    """Yield the database. A thread watches the embedded one while processes serve. Raises Refusal."""
     with start_blocking_portal() as thread, ExitStack() as stack:
         with refusals():
-            url = stack.enter_context(thread.wrap_async_context_manager(database_url(settings)))
-        yield url
+            database = stack.enter_context(thread.wrap_async_context_manager(prepared_database(settings)))
+        yield database
 
 
 def uvicorn_config(settings: Settings) -> uvicorn.Config:

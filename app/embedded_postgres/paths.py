@@ -82,7 +82,8 @@ def _make_directory(directory: Path) -> None:
     """Make the directory and its parents, traversable for root whatever the umask; existing ones stay unchanged."""
     if directory.is_dir():
         return
-    directory.mkdir(parents=True, mode=0o755)
+    # Another service may make it at the same time.
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     if runs_as_root():
         directory.chmod(0o755)
 

@@ -116,6 +116,11 @@ class EmbeddedPostgres:
         )
 
     @property
+    def home(self) -> Path:
+        """The directory of the cluster and the server's log, which may be outside of the data directory."""
+        return self._paths.home
+
+    @property
     def pid(self) -> int:
         """The postmaster's pid."""
         return self._postmaster.pid

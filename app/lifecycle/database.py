@@ -1,10 +1,12 @@
 """Prepare the database before a process serves: check the user's own, or start, migrate and watch the embedded one."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -24,6 +26,15 @@ log = structlog.get_logger(__name__)
 
 
 WATCH_EVERY_S = 1.0
+# `halfnote serve`, which starts the embedded server, tells its processes in it where the cluster is.
+HOME_VARIABLE = "HALFNOTE_EMBEDDED_POSTGRES_HOME"
+
+
+class PreparedDatabase(NamedTuple):
+    """A database that can be served: its URL, and the directory of the embedded server; None if it is the user's."""
+
+    url: str
+    home: Path | None
 
 
 async def refuse_behind(dsn: str) -> None:
@@ -44,8 +55,8 @@ async def refuse_behind(dsn: str) -> None:
 
 
 @asynccontextmanager
-async def database_url(settings: Settings) -> AsyncIterator[str]:
-    """Yield the URL of the database: the user's own, checked, or the embedded one, started, migrated and watched.
+async def prepared_database(settings: Settings) -> AsyncIterator[PreparedDatabase]:
+    """Yield the database: the user's own, checked, or the embedded one, started, migrated and watched.
 
     Raises UnusableDatabase or EmbeddedPostgresError, whose text says what to do.
     """
@@ -54,7 +65,8 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
         await refuse_behind(settings.database_url)
         refuse_without_keys(settings.key_file)
         await _log_missing_keys(settings.database_url, settings.key_file)
-        yield settings.database_url
+        home = os.environ.get(HOME_VARIABLE)
+        yield PreparedDatabase(settings.database_url, Path(home) if home else None)
         return
     server = await _embedded(settings.data_dir)
     stopping = asyncio.Event()
@@ -64,7 +76,7 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
         if revision != head():
             log.warning("schema_is_later", revision=revision, needed=head())
         await _log_missing_keys(server.url, settings.key_file)
-        yield server.url
+        yield PreparedDatabase(server.url, server.home)
     finally:
         stopping.set()
         await watcher
@@ -93,7 +105,9 @@ def refuse_without_keys(key_file: Path | None) -> None:
     try:
         read_keys(key_file)
     except BadSecretsKeyFile as error:
-        raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints one.") from None
+        raise UnusableDatabase(
+            f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints a key."
+        ) from None
 
 
 async def _refuse_sealed(dsn: str, key_file: Path) -> None:

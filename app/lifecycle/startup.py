@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from app.database.notifier import WakeUps
 from app.database.timelines import LookTimes
 from app.egress.http_client import callback_client
 from app.egress.network_policy import NetworkPolicy
-from app.lifecycle.database import database_url
+from app.lifecycle.database import prepared_database
 from app.lifecycle.loops import all_loops
 from app.lifecycle.signals import on_shutdown_signal
 from app.observability.metrics import Metrics
@@ -77,8 +78,8 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
     log_open_networks(settings)
     log_unknown_variables(os.environ)
     async with AsyncExitStack() as stack:
-        dsn = await stack.enter_async_context(database_url(settings))
-        runtime = await assemble(settings, dsn, stack)
+        database = await stack.enter_async_context(prepared_database(settings))
+        runtime = await assemble(settings, database.url, stack, database.home)
         stopping = asyncio.Event()
         # An API process beside this worker logs it.
         if settings.role != "worker" or worker_state_file() is None:
@@ -128,8 +129,11 @@ async def share_id_skew(connection: Connection, seconds: int) -> None:
         await raise_rule(connection, LONGEST_ID_SKEW, seconds)
 
 
-async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runtime:
-    """Make the parts of one process over a migrated database; `stack` closes them in turn."""
+async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack, embedded_home: Path | None = None) -> Runtime:
+    """Make the parts of one process over a migrated database; `stack` closes them in turn.
+
+    `embedded_home`: the directory of the embedded Postgres, if it is one.
+    """
     database = Database(
         dsn,
         pool_size=settings.pool_size,
@@ -168,6 +172,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     issuer_http = await stack.enter_async_context(callback_client(network_policy, ISSUER_LIMIT_BYTES))
     runtime = Runtime(
         settings=settings,
+        embedded_home=embedded_home,
         database=database,
         request_pool=PoolShare(database, max(1, settings.pool_size - LOOP_CONNECTIONS)),
         claim_connections=claim_connections,

@@ -28,7 +28,8 @@ class DiskUsage:
         metrics = runtime.metrics.retention
         metrics.show_bytes(found.database, found.days)
         metrics.days_ahead.set(sum(day.state is DayState.OPEN and day.day > now.date() for day in known))
-        free = await asyncio.to_thread(free_bytes, runtime.settings, found.database)
+        disk_bytes = runtime.settings.database_disk_bytes
+        free = await asyncio.to_thread(free_bytes, disk_bytes, runtime.embedded_home, found.database)
         hours = None if free is None else self._growth.hours_to_full(found.database, free, now)
-        metrics.show_disk("setting" if runtime.settings.database_disk_bytes else "data_dir", free, hours)
+        metrics.show_disk("setting" if disk_bytes is not None else "data_dir", free, hours)
         return StepResult(done=1)

@@ -7,6 +7,7 @@ from math import nan
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.samples import Sample
 
 from app.observability.label_limits import LimitedLabel
 
@@ -39,6 +40,25 @@ class BatchHistogram(Histogram):
             self._buckets[bucket].inc(count)
         if counts:
             self._sum.inc(total)
+
+
+class MeasuredGauge(Gauge):
+    """A gauge without labels that is not shown until it is set. Of the client's own, every process shows 0."""
+
+    _was_set = False
+
+    def _metric_init(self) -> None:
+        """Make no value yet: among several processes each value in their files is shown."""
+
+    def _child_samples(self) -> Iterable[Sample]:
+        return super()._child_samples() if self._was_set else ()
+
+    def set(self, value: float) -> None:
+        """Set the value, and show it from now on."""
+        if not self._was_set:
+            super()._metric_init()
+        super().set(value)
+        self._was_set = True
 
 
 Counted = TypeVar("Counted", Counter, BatchHistogram)
@@ -82,6 +102,10 @@ class Families:
     def gauge(self, name: str, text: str, *labels: str, combine: Combine = "livemostrecent") -> Gauge:
         """Return a new gauge."""
         return Gauge(f"halfnote_{name}", text, labels, registry=self._registry, multiprocess_mode=combine)
+
+    def measured(self, name: str, text: str, combine: Combine = "livemostrecent") -> MeasuredGauge:
+        """Return a new gauge that only the processes which measure it show, from their first measure on."""
+        return MeasuredGauge(f"halfnote_{name}", text, registry=self._registry, multiprocess_mode=combine)
 
 
 def withdraw(gauge: Gauge, *labels: str) -> None:

@@ -64,10 +64,10 @@ class CheckbackMetrics:
     """Transactions without a verdict, and the checks that ask for it."""
 
     def __init__(self, families: Families) -> None:
-        gauge = families.gauge
-        self.in_doubt = gauge("in_doubt", "Transactions in doubt now")
-        self.oldest_in_doubt_s = gauge("oldest_in_doubt_seconds", "Age of the oldest transaction in doubt (s)")
-        self.parked = gauge("parked", "Transactions parked now, which wait for a person")
+        gauge, measured = families.gauge, families.measured
+        self.in_doubt = measured("in_doubt", "Transactions in doubt now")
+        self.oldest_in_doubt_s = measured("oldest_in_doubt_seconds", "Age of the oldest transaction in doubt (s)")
+        self.parked = measured("parked", "Transactions parked now, which wait for a person")
         self.checks = families.counter("checks", "Checks sent, by outcome", "outcome")
         self.check_seconds = families.histogram("check_seconds", "Time of one check (s)", SECONDS)
         self.check_url_up = gauge(
@@ -82,7 +82,7 @@ class RelayMetrics:
         counter, gauge = families.counter, families.gauge
         # The subscriptions that have counters and histograms of their own.
         self.subscriptions = LimitedLabel[str, str](values_max, str, lambda: OTHER)
-        self.unrouted = gauge(
+        self.unrouted = families.measured(
             "unrouted_messages",
             "Messages that match no subscription, since the database was made; the maximum of all processes",
             combine="livemax",
@@ -208,8 +208,8 @@ class RetentionMetrics:
         self.day_held = families.gauge(
             "day_held", "1 while this cause keeps the day past its retention, else 0", "day", "cause"
         )
-        self.days_ahead = families.gauge("days_ahead", "Days after today that have partitions")
-        self.database_bytes = families.gauge("database_bytes", "Size of the database on disk (bytes)")
+        self.days_ahead = families.measured("days_ahead", "Days after today that have partitions")
+        self.database_bytes = families.measured("database_bytes", "Size of the database on disk (bytes)")
         self.day_bytes = families.gauge(
             "day_bytes", "Size on disk of the tables of a day that is not removed (bytes)", "day"
         )
@@ -264,15 +264,15 @@ class ProofMetrics:
     """The nightly proof's last runs and open findings."""
 
     def __init__(self, families: Families) -> None:
-        gauge = families.gauge
-        self.age_s = gauge(
+        gauge, measured = families.gauge, families.measured
+        self.age_s = measured(
             "reconciliation_age_seconds", "Time since the nightly proof last ended; +Inf if it never ran (s)"
         )
-        self.proved_age_s = gauge(
+        self.proved_age_s = measured(
             "reconciliation_proved_age_seconds",
             "Time since the nightly proof last ended without a finding; +Inf if it never did (s)",
         )
-        self.run_s = gauge("reconciliation_run_seconds", "Duration of the nightly proof's last run (s)")
+        self.run_s = measured("reconciliation_run_seconds", "Duration of the nightly proof's last run (s)")
         self.state = gauge("reconciliation_state", "1 for the outcome of the last run, else 0", "state")
         self.findings = gauge("reconciliation_findings", "Open findings", "kind")
         self.days = gauge("reconciliation_days", "Days that the nightly proof has read", "state")
@@ -297,6 +297,7 @@ class ProcessMetrics:
         self.loop_age_s = gauge(
             "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", combine="livemax"
         )
+        self.loop_late = gauge("loop_late", "1 if a loop is late, as /readyz says, else 0", "loop", combine="livemax")
         self.oldest_due_s = gauge(
             "oldest_due_seconds",
             "Time that the oldest check, or delivery after its first attempt, has waited for a worker (s)",
@@ -310,7 +311,9 @@ class ProcessMetrics:
         self.pool_size = gauge("pool_connections_max", "Pool connections that there may be", combine="livesum")
         self.build = gauge("build_info", "1, with the versions as labels", "version", "python", combine="livemax")
         self.clock_skew_s = gauge("clock_skew_seconds", "Database clock minus this process's clock (s)")
-        self.secrets_unreadable = gauge("secrets_unreadable", "Secrets sealed by keys that the key file lacks")
+        self.secrets_unreadable = families.measured(
+            "secrets_unreadable", "Secrets sealed by keys that the key file lacks"
+        )
         self.tls_expires = gauge(
             "tls_certificate_expires_timestamp_seconds",
             "End of the validity of the service's own certificate, as Unix time (s)",

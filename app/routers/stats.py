@@ -51,7 +51,8 @@ async def read_stats(runtime: Runtime) -> Stats:
         held = await held_days(connection)
         workers, unheld = await read_workers(connection, now), await read_unheld(connection, now)
         proof = await _proof(connection)
-    free = await asyncio.to_thread(free_bytes, runtime.settings, found.database_bytes)
+    disk_bytes = runtime.settings.database_disk_bytes
+    free = await asyncio.to_thread(free_bytes, disk_bytes, runtime.embedded_home, found.database_bytes)
     return Stats.model_validate(
         {
             "at": now,

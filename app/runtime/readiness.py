@@ -12,6 +12,7 @@ from app.database.connection import Connection
 from app.database.timelines import StaleServer
 from app.migrate import current, head, serves
 from app.runtime.health_checks import DatabaseFound, HealthCheck, Readiness
+from app.runtime.loop_lateness import is_late
 from app.runtime.state import Runtime
 from app.runtime.worker_state import SILENT_AFTER_S, WorkerState, read, worker_state_file
 from app.secrets.status import missing_keys, missing_keys_fault
@@ -21,8 +22,6 @@ from app.verdicts import DayState
 
 # A probe that waits longer counts as unanswered.
 ANSWER_WITHIN_S = 3.0
-# A loop is late when its last turn is longer ago than this plus three of its intervals.
-TURN_WITHIN_S = 60.0
 NAMED_AT_MOST = 20
 
 UNREACHABLE = (asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError, OSError, TimeoutError)
@@ -131,7 +130,7 @@ def _of_process(runtime: Runtime) -> Iterator[HealthCheck]:
             heartbeats[name] = min(beat, heartbeats.get(name, beat))
     for name, beat in sorted(heartbeats.items()):
         age_s = monotonic() - beat
-        late = age_s > TURN_WITHIN_S + 3 * every_s.get(name, 0.0)
+        late = is_late(age_s, every_s.get(name, 0.0))
         yield HealthCheck(
             f"loop:{name}", not late, f"last turn {age_s:.0f} s ago" + (": see its log lines" if late else "")
         )

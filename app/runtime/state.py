@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -18,6 +19,7 @@ from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
+from app.runtime.loop_lateness import is_late
 from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
@@ -39,6 +41,8 @@ class Runtime:
     """The parts that requests and loops share. Created at start, closed at stop."""
 
     settings: Settings
+    # The directory of the embedded Postgres; None: the database is the user's own.
+    embedded_home: Path | None
     database: Database
     # The part of the pool that requests use, so that a burst of them leaves connections to the loops and to `readyz`.
     request_pool: PoolShare
@@ -112,9 +116,11 @@ class Runtime:
         self.day_looks.clear()
 
     def show_loop_ages(self) -> None:
-        """Set the gauge of the time since each loop of this process turned."""
+        """Set the gauges of the time since each loop of this process turned, and of whether it is late."""
         for name, beat in self.heartbeats.items():
-            self.metrics.process.loop_age_s.labels(name).set(monotonic() - beat)
+            age_s = monotonic() - beat
+            self.metrics.process.loop_age_s.labels(name).set(age_s)
+            self.metrics.process.loop_late.labels(name).set(is_late(age_s, self.every_s.get(name, 0.0)))
 
     def follow_switch(self, accept: str) -> None:
         """Refuse new halves if the switch or the settings say `ends`, or if the process stops."""

@@ -16,7 +16,10 @@ KEY_BYTES = 32
 # Seconds between two looks at whether the file has changed.
 LOOK_EVERY_S = 1.0
 
-_key_line = re.compile(r"([0-9a-f]{8}) ([A-Za-z0-9+/]{43}=)").fullmatch
+_KEY = r"([0-9a-f]{8}) ([A-Za-z0-9+/]{43}=)"
+_key_line = re.compile(_KEY).fullmatch
+# What `>>` makes of a line whose end is missing.
+_keys_in_one_line = re.compile(rf"{_KEY}\s*([0-9a-f]{{8}}) .*").fullmatch
 
 
 class BadSecretsKeyFile(ValueError):
@@ -48,6 +51,11 @@ def read_keys(path: Path) -> SealingKeys:
             continue
         found = _key_line(line.strip())
         if found is None:
+            if several := _keys_in_one_line(line.strip()):
+                raise BadSecretsKeyFile(
+                    f"line {number} of the key file {path} has more than one key: put a line end before {several[3]}, "
+                    "so that each key has its own line"
+                )
             raise BadSecretsKeyFile(f"line {number} of the key file {path} is not a key")
         if found[1] in by_id:
             raise BadSecretsKeyFile(f"line {number} of the key file {path} repeats the id {found[1]}")

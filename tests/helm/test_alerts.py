@@ -54,6 +54,7 @@ WELL = {
     f"halfnote_ready{{{API}}}": "1x3000",
     f"halfnote_ready{{{WORKER}}}": "1x3000",
     f'halfnote_loop_age_seconds{{{WORKER}, loop="gauges"}}': "3x3000",
+    f'halfnote_loop_late{{{WORKER}, loop="gauges"}}': "0x3000",
     f'halfnote_requests_total{{{API}, route="/half", status="201"}}': "0+6000x3000",
     f"halfnote_reconciliation_age_seconds{{{WORKER}}}": "3600x3000",
     f"halfnote_relay_lag_seconds{{{MAILER}}}": "0x3000",
@@ -147,6 +148,7 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
             f"up{{{WORKER}}}": "1x9 0x60",
             f"halfnote_ready{{{WORKER}}}": GONE,
             f'halfnote_loop_age_seconds{{{WORKER}, loop="gauges"}}': GONE,
+            f'halfnote_loop_late{{{WORKER}, loop="gauges"}}': "0x9 stale",
         },
         [(14, set()), (16, {"HalfnoteNoWorker"})],
     ),
@@ -157,8 +159,24 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
             f"halfnote_ready{{{API}}}": GONE,
             f"halfnote_ready{{{WORKER}}}": GONE,
             f'halfnote_loop_age_seconds{{{WORKER}, loop="gauges"}}': GONE,
+            f'halfnote_loop_late{{{WORKER}, loop="gauges"}}': "0x9 stale",
         },
         [(13, {"HalfnoteDown", "HalfnoteApiDown"}), (16, {"HalfnoteDown", "HalfnoteApiDown", "HalfnoteNoWorker"})],
+    ),
+    "a loop hangs": (
+        {
+            f'halfnote_loop_age_seconds{{{WORKER}, loop="relay"}}': "1x9 60+60x30 1x60",
+            f'halfnote_loop_late{{{WORKER}, loop="relay"}}': "0x10 1x29 0x60",
+        },
+        [(12, set()), (14, {"HalfnoteLoopLate"}), (39, {"HalfnoteLoopLate"}), (41, set())],
+    ),
+    # HALFNOTE_TLS_RELOAD_S is an hour.
+    "the certificate is read each hour": (
+        {
+            f'halfnote_loop_age_seconds{{{API}, loop="certificate"}}': "0+60x59 0+60x59",
+            f'halfnote_loop_late{{{API}, loop="certificate"}}': "0x120",
+        },
+        [(minute, set()) for minute in (5, 30, 59, 110)],
     ),
     # Kubernetes sends nothing to pods that are not ready: no request is refused, and no ratio of requests is a number.
     "the database is away": (
@@ -305,9 +323,9 @@ UNROUTED: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         {f"halfnote_unrouted_messages{{{WORKER}}}": "_x9 2x100"},
         [(9, set()), (16, {"HalfnoteUnrouted"})],
     ),
-    # A process shows 0 until its first turn; then no worker runs for a while.
+    # Nothing is shown until a worker's first turn; then no worker runs for a while.
     "workers restart after messages matched no subscription": (
-        {f"halfnote_unrouted_messages{{{WORKER}}}": "5x99 0x1 5x99 _x30 5x300"},
+        {f"halfnote_unrouted_messages{{{WORKER}}}": "5x99 _x1 5x99 _x30 5x300"},
         [(minute, set()) for minute in (101, 108, 166, 235, 300, 360)],
     ),
 }

@@ -12,6 +12,7 @@ import yaml
 from app.admission.request_guard import RequestGuard
 from app.config import Settings
 from app.errors import HostNotAllowed
+from app.secrets.key_file import new_key, read_keys
 from spark.options import archive, reconcile
 from tests.helm.programs import CHART, KUBERNETES, SCHEMAS, VALUES, program, rendered, require, run
 
@@ -42,6 +43,23 @@ def test_every_object_is_of_kubernetes_schema(values: Path) -> None:
     done = run([*kubeconform, str(SCHEMAS), "-skip", ",".join(sorted(CUSTOM)), "-summary"], stdin=rendered(values))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Invalid: 0, Errors: 0" in done.stdout
+
+
+def test_the_command_that_makes_the_keys_makes_a_file_that_takes_another_key(tmp_path: Path) -> None:
+    helm = [program("helm"), "template", "hn", str(CHART), "--kube-version", KUBERNETES]
+    refused = run([*helm, "--set", "database.existingSecret=mine"])
+    [command] = re.findall(r"`(kubectl .*?)`", refused.stderr)
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        '#!/bin/sh\nfor given; do case $given in --from-file=secrets-keys=*) cat "${given##*=}" > keys;; esac; done\n'
+    )
+    kubectl.chmod(0o755)
+    shell = [program("bash"), "-c", f"cd {tmp_path} && PATH={tmp_path}:$PATH && {command}"]
+    done = run(shell)
+    assert done.returncode == 0, done.stderr
+    keys = tmp_path / "keys"
+    keys.write_text(f"{keys.read_text()}{new_key()}\n")
+    assert len(read_keys(keys).by_id) == 2
 
 
 def test_values_together_make_every_kind_of_object() -> None:

@@ -37,6 +37,12 @@ def start_and_stop(data_dir: Path) -> None:
     EmbeddedPostgres.start(data_dir).stop()
 
 
+def test_the_server_says_where_its_cluster_is(closed: Path) -> None:
+    server = EmbeddedPostgres.start(closed / "data")
+    server.stop()
+    assert server.home == home_of(closed / "data")
+
+
 def test_a_copy_does_not_open_the_originals_cluster(closed: Path) -> None:
     start_and_stop(closed / "original")
     home = home_of(closed / "original")

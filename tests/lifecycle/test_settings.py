@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from app.config import Settings, unknown_variables
 from app.lifecycle.startup import log_unknown_variables
+from tests.support.processes import ROOT
 
 
 def test_a_variable_that_nothing_reads_is_logged_with_the_nearest_name() -> None:
@@ -33,6 +34,26 @@ def test_a_variable_of_another_program_is_not_unknown() -> None:
     )
     assert unknown_variables(dict.fromkeys(names + of_kubernetes, "x")) == {}
     assert unknown_variables({"HALFNOTE_XYZZY": "x"}) == {"HALFNOTE_XYZZY": None}
+
+
+# A property of RocketMQ messages.
+NO_VARIABLES = {"HALFNOTE_HANDLE"}
+
+
+def test_no_variable_that_the_project_reads_sets_or_names_is_unknown() -> None:
+    files = [
+        *(file for folder in ("app", "spark", "sdk", "demo", "examples") for file in (ROOT / folder).rglob("*.py")),
+        *(file for ends in ("yaml", "tpl", "txt") for file in (ROOT / "helm").rglob(f"*.{ends}")),
+        *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"),
+        *(ROOT / name for name in ("README.md", "Makefile", "docker-compose.yml")),
+    ]
+    named = {
+        name
+        for file in files
+        for name in re.findall(r"\bHALFNOTE_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_])", file.read_text("utf-8"))
+    }
+    assert len(named) > 100
+    assert unknown_variables(dict.fromkeys(named - NO_VARIABLES, "x")) == {}
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg"])

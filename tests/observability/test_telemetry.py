@@ -17,7 +17,6 @@ import psutil
 import pytest
 import structlog
 
-from app.config import Settings
 from app.database.connection import Connection
 from app.loops import disk_usage, gauges
 from app.loops.process_usage import ProcessUsage
@@ -84,6 +83,7 @@ FAMILIES = (
     "reconciliation_days",
     "secrets_unreadable",
     "loop_age_seconds",
+    "loop_late",
     "ready",
     "clock_skew_seconds",
     "cpu_seconds_total",
@@ -228,6 +228,7 @@ async def test_the_use_of_a_process_is_measured(runtime: Runtime) -> None:
         assert value(runtime, "halfnote_pool_connections_in_use") == 1
     # Another process of the same service may be asked for the metrics.
     assert 7 <= (value(runtime, 'halfnote_loop_age_seconds{loop="relay"}') or 0) < 60
+    assert value(runtime, 'halfnote_loop_late{loop="relay"}') == 0
     assert value(runtime, "halfnote_pool_connections_max") == runtime.settings.pool_size
     assert value(runtime, "halfnote_requests_in_flight") == 3
     used_s = value(runtime, "halfnote_cpu_seconds_total")
@@ -300,11 +301,78 @@ async def test_the_hours_until_the_disk_is_full_are_shown_where_they_are_known(
 
 
 def test_the_embedded_database_grows_into_its_file_system(tmp_path: Path) -> None:
-    free = free_bytes(Settings(data_dir=tmp_path), 10**6)
+    free = free_bytes(None, tmp_path, 10**6)
     assert free is not None
     assert free > 0
-    assert free_bytes(Settings(database_url="postgresql://db/halfnote"), 10**6) is None
-    assert free_bytes(Settings(data_dir=tmp_path, database_disk_bytes=10**5), 10**6) == 0
+    assert free_bytes(None, None, 10**6) is None
+    assert free_bytes(10**5, tmp_path, 10**6) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "auto"])
+async def test_serve_shows_the_free_disk_of_its_embedded_postgres(data_dir: Path, workers: str) -> None:
+    service = Service(data_dir, "serve", HALFNOTE_WORKERS=workers)
+    try:
+        await service.start()
+        series = 'halfnote_database_free_bytes{source="data_dir"} '
+        async with httpx.AsyncClient(base_url=service.url) as client, asyncio.timeout(150):
+            while series not in (text := (await client.get("/metrics")).text):
+                await asyncio.sleep(0.1)
+            assert float(text.partition(series)[2].split()[0]) > 0
+            assert (await client.get("/stats")).json()["disk"]["free_bytes"] > 0
+        assert "unknown_setting" not in service.log.read_text()
+    finally:
+        service.stop()
+
+
+# What only workers measure, without labels.
+MEASURED = (
+    *("in_doubt", "oldest_in_doubt_seconds", "parked", "unrouted_messages", "days_ahead", "database_bytes"),
+    *("reconciliation_age_seconds", "reconciliation_proved_age_seconds", "secrets_unreadable"),
+)
+
+
+async def shown_measures(client: httpx.AsyncClient) -> set[str]:
+    """Return which of MEASURED, or the duration of a proof, `/metrics` shows."""
+    names = {line.split()[0] for line in (await client.get("/metrics")).text.splitlines() if line[:1] != "#"}
+    return {name for name in (*MEASURED, "reconciliation_run_seconds") if f"halfnote_{name}" in names}
+
+
+async def test_a_process_without_a_worker_shows_no_0_for_what_only_workers_measure(data_dir: Path, dsn: str) -> None:
+    api, worker = (
+        Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_ROLE=one) for one in ("api", "worker")
+    )
+    try:
+        await asyncio.gather(api.start(), worker.start())
+        async with (
+            httpx.AsyncClient(base_url=api.url) as of_api,
+            httpx.AsyncClient(base_url=worker.url) as of_worker,
+            asyncio.timeout(150),
+        ):
+            # No proof has run.
+            while await shown_measures(of_worker) != set(MEASURED):
+                await asyncio.sleep(0.1)
+            assert await shown_measures(of_api) == set()
+            # It shows what each process measures, and 0 of it.
+            assert "\nhalfnote_halves_total 0.0\n" in (await of_api.get("/metrics")).text
+    finally:
+        for service in (api, worker):
+            if service.process is not None:
+                service.stop()
+
+
+def test_a_measure_is_not_shown_by_processes_that_do_not_take_it(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(2)]
+    measures = ("halfnote_unrouted_messages", "halfnote_in_doubt")
+    try:
+        assert shown_by(children[0], measures) == {}
+        children[1].run("metrics.relay.unrouted.set(3)")
+        children[1].run("metrics.checkback.in_doubt.set(0)")
+        assert shown_by(children[0], measures) == {"halfnote_unrouted_messages": 3, "halfnote_in_doubt": 0}
+        children[1].kill()
+        assert shown_by(children[0], measures) == {}
+    finally:
+        for child in children:
+            child.kill()
 
 
 async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from app.cli import app as cli
-from app.config import Settings
+from app.config import OTHER_VARIABLES, Settings
 from scripts import config_docs
 from tests.support.processes import ROOT, Service, free_port
 
@@ -21,9 +21,6 @@ README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "order_1030" / "README.md"]
-# The environment of commands, and of Spark's programs, rather than of the service.
-OTHER_VARIABLES = {"URL", "BASE_URL", "API_KEY", "CA_FILE", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_CONF", "SPARK_NICE"}
-OTHER_VARIABLES |= {"CERTIFICATE_KEY", "CERTIFICATE_COMMAND", "CERTIFICATE_PUBLIC_KEY", "DATABASE_URLS"}
 # Options of earlier versions, which decisions may name.
 REMOVED_VARIABLES = {"POLL_S"}
 
@@ -78,7 +75,7 @@ def test_commands_that_are_named_exist() -> None:
 
 
 def test_variables_that_are_named_exist() -> None:
-    known = {name.upper() for name in Settings.model_fields} | OTHER_VARIABLES
+    known = {name.upper() for name in Settings.model_fields} | set(OTHER_VARIABLES)
     for page in PAGES:
         removed = REMOVED_VARIABLES if page.parent.name == "decisions" else set()
         assert set(re.findall(r"HALFNOTE_([A-Z_]+[A-Z])", page.read_text())) <= known | removed, page

@@ -10,7 +10,7 @@ from app.database.connection import Connection, connect
 from app.retention import heartbeat
 from app.retention import loop as retention_loop
 from app.retention.heartbeat import beating
-from app.runtime.readiness import TURN_WITHIN_S
+from app.runtime.loop_lateness import TURN_WITHIN_S
 from app.runtime.state import Runtime
 from app.store.retention import days
 

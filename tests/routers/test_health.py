@@ -171,13 +171,17 @@ async def test_readyz_judges_the_clock(
     assert said in checks["clock"]["detail"]
 
 
-async def test_readyz_names_a_stalled_loop(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    runtime.heartbeats.update(upkeep=time.monotonic() - 200, relay=time.monotonic() - 200)
-    runtime.every_s.update(upkeep=60.0, relay=1.0)
+async def test_readyz_and_the_metrics_name_a_stalled_loop(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    # The loop of the certificate has the pause of HALFNOTE_TLS_RELOAD_S, up to a day.
+    ago = {"upkeep": 200, "relay": 200, "certificate": 20_000}
+    runtime.heartbeats.update({name: time.monotonic() - age_s for name, age_s in ago.items()})
+    runtime.every_s.update(upkeep=60.0, relay=1.0, certificate=86_400.0)
     status, checks, _ = await ready(client)
     assert status == 503
-    assert checks["loop:upkeep"]["ok"] is True
-    assert checks["loop:relay"]["ok"] is False
+    assert {name: checks[f"loop:{name}"]["ok"] for name in ago} == {"upkeep": True, "relay": False, "certificate": True}
+    shown = (await client.get("/metrics")).text.splitlines()
+    for name, late in (("upkeep", 0), ("relay", 1), ("certificate", 0)):
+        assert f'halfnote_loop_late{{loop="{name}"}} {late}.0' in shown
 
 
 async def test_readyz_of_an_api_process_tells_of_the_worker_process_beside_it(

@@ -5,8 +5,10 @@ import base64
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +26,7 @@ from app.checkback.ping import Pings
 from app.config import Settings
 from app.database.connection import Connection, UnusableDatabase
 from app.errors import SecretsUnreadable
-from app.lifecycle.database import database_url, refuse_without_keys
+from app.lifecycle.database import prepared_database, refuse_without_keys
 from app.loops import gauges
 from app.migrate import alembic_config, migrate
 from app.operations.secret_rotation import rotate
@@ -201,6 +203,51 @@ def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, text: str) -> Non
         refuse_without_keys(path)
 
 
+@pytest.mark.parametrize("between", ["", " "])
+def test_two_keys_in_one_line_are_refused_with_the_place_of_the_missing_line_end(tmp_path: Path, between: str) -> None:
+    first, second = new_key(), new_key()
+    path = key_file(tmp_path / "keys", first + between + second)
+    with pytest.raises(BadSecretsKeyFile, match=f"line 1 .* more than one key: put a line end before {second[:8]},"):
+        read_keys(path)
+    assert read_keys(key_file(path, first, second)).newest == second[:8]
+
+
+def shell_lines(page: str, with_text: str) -> str:
+    """Return the block of shell commands of a page that contains a text, without its indent."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if with_text in block]
+    return textwrap.dedent(block)
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["as documented", "without its line end"])
+def test_the_documented_commands_make_a_key_file_and_append_a_key_to_it(tmp_path: Path, ended: bool) -> None:
+    [making] = [line for line in shell_lines("kubernetes.md", "secrets-keys").splitlines() if "secrets-keys" in line]
+    appending = shell_lines("operations/secrets.md", "new-secrets-key").replace("secrets.keys", "secrets/secrets-keys")
+    halfnote = tmp_path / "halfnote"
+    halfnote.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m app.cli "$@"\n')
+    halfnote.chmod(0o755)
+    (tmp_path / "secrets").mkdir()
+    path = tmp_path / "secrets" / "secrets-keys"
+
+    def run(commands: str) -> None:
+        env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run(["sh", "-e"], input=commands, text=True, cwd=tmp_path, env=env, check=True)
+
+    run(making)
+    if not ended:
+        path.write_text(path.read_text().rstrip("\n"))
+    first = read_keys(path)
+    run(appending)
+    both = read_keys(path)
+    assert len(both.by_id) == 2
+    assert first.newest in both.by_id
+    assert both.newest != first.newest
+    # Without a file, the commands make one.
+    path.unlink()
+    run(appending)
+    assert len(read_keys(path).by_id) == 1
+
+
 def test_a_new_key_file_is_readable_by_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "secrets.keys"
     make_key_file(path)
@@ -212,7 +259,7 @@ def test_a_new_key_file_is_readable_by_its_owner_only_and_is_never_overwritten(t
 
 async def test_an_external_database_is_not_served_without_keys(dsn: str) -> None:
     with pytest.raises(UnusableDatabase, match="halfnote new-secrets-key"):
-        async with database_url(Settings(_env_file=None, database_url=dsn, secrets_key_file="")):  # type: ignore[call-arg,arg-type]
+        async with prepared_database(Settings(_env_file=None, database_url=dsn, secrets_key_file="")):  # type: ignore[call-arg,arg-type]
             raise AssertionError("it was served")
 
 
@@ -395,7 +442,7 @@ async def test_the_start_logs_missing_keys(dsn: str, db: Connection, tmp_path: P
 
     async def logged_at_start() -> dict[str, Any]:
         with capture_logs() as lines:
-            async with database_url(settings):
+            async with prepared_database(settings):
                 return {line["event"]: line for line in lines}
 
     [used] = await encrypted_secrets.keys_in_use(db)
