@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq import answer_sizes
+from app.rocketmq import answer_sizes, storing
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
@@ -363,6 +364,37 @@ async def test_a_message_is_given_back_by_its_properties(
     assert answer.code == ResultCode.SUCCESS
     assert len((await client.get("/dead-letters")).json()["items"]) == dead
     await other.close()
+
+
+def client_made_id() -> str:
+    """An id in the form of Apache's client, made now."""
+    now = datetime.now(UTC)
+    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return f"7F000001123418B4AAC2{(now - month) // timedelta(milliseconds=1):08X}0001"
+
+
+@pytest.mark.parametrize("unique_key", [client_made_id, lambda: "chosen-by-the-shop"], ids=["client", "other"])
+async def test_a_received_message_that_is_sent_on_is_another_message(
+    peer: RemotingPeer, db: Connection, unique_key: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ids of another form get the time of the request, in steps: all of this test is in one.
+    now = datetime.now(UTC)
+    monkeypatch.setattr(storing, "step_of", lambda _: now)
+    await sent(peer, b"a", UNIQ_KEY=unique_key(), KEYS="order-1030", shop="s1")
+    for number in range(2):
+        [message] = await pulled_again(peer, number)
+        # A handler sends it on, and the client repeats a send whose answer it did not get.
+        for _ in range(2):
+            await sent(peer, b"a", **message.properties, DELAY="1")
+        await peer.commit(number + 1)
+        stored = await db.fetchval("select count(*) from half")
+        assert (stored, await receipts(db)) == (number + 2, number + 1)
+    # Another producer sends it on as well.
+    [message] = await pulled_again(peer, 2)
+    answer = await peer.send(b"a", group="retrier", properties={**message.properties, "DELAY": "1"})
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    headers = {row[0] for row in await db.fetch("select headers from half")}
+    assert (await db.fetchval("select count(*) from half"), len(headers)) == (4, 1)
 
 
 async def test_a_client_that_leaves_gives_back_what_it_holds(

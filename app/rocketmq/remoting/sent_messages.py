@@ -21,7 +21,8 @@ from app.rocketmq.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX, RECOVERY_MA
 # RocketMQ's default levels, in seconds; a level above the last is the last.
 DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 MESSAGES_MAX = 100
-# A consumer gets this property with each message, and gives it back with a message that it sends back.
+# A consumer gets this property with each message, and gives it back with a message that it sends back. One that it
+# sends on has it too, and the id that it came with: by the handle the two are not taken for one.
 HANDLE = "HALFNOTE_HANDLE"
 SHARDING_KEY = "__SHARDINGKEY"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -132,6 +133,7 @@ def sent_message(body: bytes, properties: Mapping[str, str], fields: SendFields,
         _immunity_s(properties) if transactional else None,
         made_at(message_id, fields.sent_ms),
         None if key else fields.queue_id,
+        properties.get(HANDLE, ""),
     )
 
 
