@@ -6,7 +6,7 @@ does not allow as a header goes into the header `rocketmq-properties`, as JSON.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -56,6 +56,14 @@ def to_properties(headers: Mapping[str, str]) -> dict[str, str]:
     if isinstance(others, dict):
         properties.update({str(name): str(value) for name, value in others.items()})
     return properties
+
+
+def of_keys(keys: Sequence[str], key: str | None, group: str | None) -> dict[str, str]:
+    """Return the header of a message's keys; none if `key`, by which Halfnote orders it, says all of them.
+
+    `group`: its message group or sharding key, which then is `key` and says nothing of the keys.
+    """
+    return {KEYS: json.dumps(list(keys))} if keys and (group or list(keys) != [key]) else {}
 
 
 def to_keys(headers: Mapping[str, str], key: str | None) -> list[str]:

@@ -170,8 +170,7 @@ def _headers(message: Message, keys: list[str], key: str | None) -> dict[str, st
     system = message.system_properties
     headers = names.of_properties(message.user_properties)
     headers[names.MESSAGE_ID] = system.message_id
-    if keys and keys != [key]:
-        headers[names.KEYS] = json.dumps(keys)
+    headers.update(names.of_keys(keys, key, system.message_group))
     if system.message_group:
         headers[names.GROUP] = system.message_group
     if system.message_type == MessageType.TRANSACTION:

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.coordinator.wire import Message as HalfnoteMessage
 from app.ids import is_uuid7
 from app.rocketmq.message_ids import transaction_id
+from app.rocketmq.receiving import ClaimedDelivery
 from app.rocketmq.remoting.frames import BINARY_HEADER, JSON_HEADER, FrameFault, RemotingFrame, decode, encode
 from app.rocketmq.remoting.names import namespaced, producer_group_of, subscription_of, topic_of
-from app.rocketmq.remoting.sent_messages import delay_s
+from app.rocketmq.remoting.read_messages import claimed_message
+from app.rocketmq.remoting.sent_messages import SendFields, delay_s, sent_message
 from app.rocketmq.remoting.store_format import (
     LogMessage,
     batched_messages,
@@ -109,6 +112,42 @@ def test_a_message_is_read_as_it_was_written(properties: dict[str, str], body: b
 def test_any_bytes_are_a_batch_or_a_fault(content: bytes) -> None:
     with contextlib.suppress(ValueError):
         list(batched_messages(content))
+
+
+WORD = st.sampled_from(["order-1030", "k1", "k2"])
+
+
+@given(st.lists(WORD, max_size=3), st.none() | WORD)
+def test_the_keys_of_a_message_come_back_beside_its_sharding_key(keys: list[str], sharding_key: str | None) -> None:
+    properties = {"UNIQ_KEY": "id"}
+    if keys:
+        properties["KEYS"] = " ".join(keys)
+    if sharding_key:
+        properties["__SHARDINGKEY"] = sharding_key
+    assert read_back(properties) == properties
+
+
+def read_back(properties: dict[str, str]) -> dict[str, str]:
+    """Return the properties with which a consumer gets a message that was sent with these."""
+    fields = SendFields("shop", "order", 0, 0, 0, "", 0, -1, False)
+    sent = sent_message(b"a", properties, fields, "order", 10)
+    # What Halfnote itself would refuse raises here.
+    message = HalfnoteMessage(topic="order", headers=sent.fields["headers"], body_base64="")
+    one = ClaimedDelivery(
+        message_id="0193a7d6-a5c8-7b1e-8f00-1030a1030a10-0",
+        topic="order",
+        key=sent.fields.get("key"),
+        tag=sent.fields.get("tag"),
+        headers=dict(message.headers or {}),
+        body_base64=sent.fields["body_base64"],
+        handle="h",
+        offset=7,
+        committed_at=datetime(2026, 11, 29, tzinfo=UTC),
+        attempt=1,
+    )
+    found = dict(claimed_message(one, "order", 0, 0, 0).properties)
+    assert found.pop("HALFNOTE_HANDLE") == "h"
+    return found
 
 
 def test_names_have_namespaces() -> None:

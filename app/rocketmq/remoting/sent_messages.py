@@ -1,6 +1,5 @@
 """Messages in requests of remoting clients, as Halfnote takes them."""
 
-import json
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping
@@ -116,7 +115,7 @@ def sent_message(body: bytes, properties: Mapping[str, str], fields: SendFields,
         "headers": {
             **names.of_properties(own),
             names.MESSAGE_ID: message_id,
-            **({names.KEYS: json.dumps(keys)} if keys and keys != [key] else {}),
+            **names.of_keys(keys, key, group),
             **({names.GROUP: group} if group else {}),
             **({names.TYPE: names.TRANSACTION_WORD} if transactional else {}),
         },
