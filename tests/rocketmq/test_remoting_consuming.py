@@ -12,7 +12,7 @@ import pytest
 from app.database.connection import Connection
 from app.rocketmq import answer_sizes, storing
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.remoting import pulling
+from app.rocketmq.remoting import pulling, remoting_clients
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import HELD_S
@@ -115,15 +115,12 @@ async def test_headers_of_the_gateway_that_others_set_stop_no_pull(
 
 
 async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:
-    await sent(peer, b"a", b"b", b"c", TAGS="created", KEYS="k1 k2", shop="s1")
+    given = {"TAGS": "created", "KEYS": "k1 k2", "shop": "s1"}
+    await sent(peer, b"a", b"b", b"c", **given)
     messages = await pulled(peer, 0)
     assert [one.body for one in messages] == [b"a", b"b", b"c"]
     first = messages[0]
-    assert {name: first.properties[name] for name in ("TAGS", "KEYS", "shop")} == {
-        "TAGS": "created",
-        "KEYS": "k1 k2",
-        "shop": "s1",
-    }
+    assert {name: first.properties[name] for name in given} == given
     assert (first.topic, first.reconsume_times, len({one.position for one in messages})) == ("order", 0, 3)
     await peer.commit(2)
     assert await receipts(db) == 2
@@ -351,10 +348,18 @@ async def test_the_last_attempt_of_a_client_is_a_dead_letter(
     assert len((await client.get("/dead-letters")).json()["items"]) == 1
 
 
-@pytest.mark.parametrize(("counted", "dead"), [(1, 0), (2, 1)])
+# An orderly consumer, which locks its queues, does not count the attempt that it has just made.
+@pytest.mark.parametrize(("locks", "counted", "dead"), [(False, 1, 0), (False, 2, 1), (True, 0, 0), (True, 1, 1)])
 async def test_a_message_is_given_back_by_its_properties(
-    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient, counted: int, dead: int
+    peer: RemotingPeer,
+    gateway: tuple[RemotingGateway, int],
+    client: httpx.AsyncClient,
+    locks: bool,
+    counted: int,
+    dead: int,
 ) -> None:
+    if locks:
+        assert (await locked(peer))[0] == ResultCode.SUCCESS
     await sent(peer, b"a")
     [message] = await pulled(peer, 0)
     # By another connection, as after a reconnect: the handle is enough.
@@ -364,6 +369,39 @@ async def test_a_message_is_given_back_by_its_properties(
     assert answer.code == ResultCode.SUCCESS
     assert len((await client.get("/dead-letters")).json()["items"]) == dead
     await other.close()
+
+
+async def test_a_message_of_a_namespace_is_given_back_by_its_properties(
+    gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient
+) -> None:
+    peer, other = [await RemotingPeer.connect(gateway[1]) for _ in range(2)]
+    assert (await peer.heartbeat(consumers={"ns%points": "*"}, topic="ns%order")).code == ResultCode.SUCCESS
+    # This begins the subscription, from here on.
+    assert await offset_asked(peer, consumerGroup="ns%points", topic="ns%order") == ResultCode.SUCCESS
+    assert (await peer.send(b"a", topic="ns%order")).code == ResultCode.SUCCESS
+    [message] = read_messages((await peer.pull(0, group="ns%points", topic="ns%order")).body)
+    # A client leaves the namespace out of the topics of messages that it got.
+    properties = {**message.properties, "RETRY_TOPIC": "order"}
+    answer = await other.send(b"a", topic="%RETRY%ns%points", properties=properties, j=2, l=1)
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    dead = (await client.get("/dead-letters")).json()["items"]
+    assert [one["subscription"] for one in dead] == ["ns.points@ns.order"]
+    await peer.close()
+    await other.close()
+
+
+async def test_a_lock_of_a_group_ends(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ApiKeys(None, None)
+    assert not gateway[0].clients.is_locked("points", keys)
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    assert gateway[0].clients.is_locked("points", keys)
+    assert not gateway[0].clients.is_locked("points", ApiKeys("hn_other", "hn_other"))
+    assert not gateway[0].clients.is_locked("mailer", keys)
+    monkeypatch.setattr(remoting_clients, "LOCK_S", -1.0)
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    assert not gateway[0].clients.is_locked("points", keys)
 
 
 def client_made_id() -> str:

@@ -125,6 +125,7 @@ class Membership:
         if member is None:
             raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, f"This client has no group `{group}`.")
         queues = self._objects(content, "mqSet", QUEUES)
+        client.lock(group)
         for topic in {str(one.get("topic")) for one in queues}:
             if topic in member.filters and not topic.startswith(RETRY):
                 name, filters = subscription_of(group, topic_of(topic)), member.filters[topic]
