@@ -115,7 +115,7 @@ async def test_headers_of_the_gateway_that_others_set_stop_no_pull(
 
 
 async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:
-    given = {"TAGS": "created", "KEYS": "k1 k2", "shop": "s1"}
+    given = {"TAGS": "created", "KEYS": "k1 k2", "shop": "s1", "note": "line 1\nline 2"}
     await sent(peer, b"a", b"b", b"c", **given)
     messages = await pulled(peer, 0)
     assert [one.body for one in messages] == [b"a", b"b", b"c"]
