@@ -1,14 +1,17 @@
 """User properties and system properties of RocketMQ's messages as headers of Halfnote's, and back.
 
 A property becomes the header of its name, so that subscriptions can filter by it and webhooks show it. What HTTP
-does not allow as a header goes into the header `rocketmq-properties`, as JSON.
+does not allow as a header, as a name with a space or a value with a line break, goes into the header
+`rocketmq-properties`, as JSON.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from app.field_rules import has_control_character
 
 PREFIX = "rocketmq-"
 MESSAGE_ID = "rocketmq-message-id"
@@ -39,7 +42,7 @@ def of_properties(properties: Mapping[str, str]) -> dict[str, str]:
     taken: set[str] = set()
     for name, value in sorted(properties.items()):
         # Header names that differ only by case are one header in HTTP.
-        if is_header(name) and name.lower() not in taken:
+        if is_header(name) and name.lower() not in taken and not has_control_character(value):
             taken.add(name.lower())
             headers[name] = value
         else:
@@ -56,6 +59,14 @@ def to_properties(headers: Mapping[str, str]) -> dict[str, str]:
     if isinstance(others, dict):
         properties.update({str(name): str(value) for name, value in others.items()})
     return properties
+
+
+def of_keys(keys: Sequence[str], key: str | None, group: str | None) -> dict[str, str]:
+    """Return the header of a message's keys; none if `key`, by which Halfnote orders it, says all of them.
+
+    `group`: its message group or sharding key, which then is `key` and says nothing of the keys.
+    """
+    return {KEYS: json.dumps(list(keys))} if keys and (group or list(keys) != [key]) else {}
 
 
 def to_keys(headers: Mapping[str, str], key: str | None) -> list[str]:

@@ -83,7 +83,8 @@ class SentMessage:
     """A message as Halfnote takes it. `content` is the same at each repeat, so it names the transaction.
 
     `made_at` is the time in the message's id; None: it has none. `queue` is that of a message without keys, which gives
-    the order: a repeat may have another one.
+    the order: a repeat may have another one. `forwarded` is the handle of a delivery whose message a consumer sends on
+    with the id that it came with: each delivery's is a transaction of its own.
     """
 
     message_id: str
@@ -93,6 +94,7 @@ class SentMessage:
     immunity_s: int | None
     made_at: datetime | None
     queue: int | None = None
+    forwarded: str = ""
 
     @property
     def key(self) -> str | None:
@@ -107,7 +109,10 @@ class SentMessage:
     @property
     def content(self) -> bytes:
         """The bytes of which the transaction id is made."""
-        return json.dumps([self.fields, self.immunity_s], sort_keys=True).encode()
+        named: list[object] = [self.fields, self.immunity_s]
+        if self.forwarded:
+            named.append(self.forwarded)
+        return json.dumps(named, sort_keys=True).encode()
 
     def request(self, group: str, transaction_id: str, now: datetime) -> dict[str, Any]:
         """Return the body of `POST /half` or `POST /messages`."""
@@ -165,8 +170,7 @@ def _headers(message: Message, keys: list[str], key: str | None) -> dict[str, st
     system = message.system_properties
     headers = names.of_properties(message.user_properties)
     headers[names.MESSAGE_ID] = system.message_id
-    if keys and keys != [key]:
-        headers[names.KEYS] = json.dumps(keys)
+    headers.update(names.of_keys(keys, key, system.message_group))
     if system.message_group:
         headers[names.GROUP] = system.message_group
     if system.message_type == MessageType.TRANSACTION:

@@ -96,6 +96,7 @@ OVER_REMOTING: dict[str, Callable[[Said], object]] = {
     "RECONSUME_LATER": lambda said: attempts(said, "consumed", "plain"),
     "attempts until the dead letter": lambda said: attempts(said, "consumed", "poison"),
     "orderly consumer: order, with a suspended message": lambda said: in_order(said, "ordered", "order-"),
+    "orderly consumer: attempts until the dead letter": lambda said: len(in_order(said, "ordered", "poison")),
 }
 
 
@@ -146,10 +147,11 @@ async def test_a_client_over_remoting_sees_the_same(version: str, pair: Pair, tm
     said = await ran(command, f"127.0.0.1:{pair.gateway.remoting_port}", topic, producers, group, "", "")
     ours = {feature: of(said) for feature, of in OVER_REMOTING.items()}
     # On a busy machine RocketMQ may have two of the one message: its client sends a message back again.
-    theirs["becomes a dead letter"] = await pair.rocketmq.dead_letters(group, 1) > 0
-    ours["becomes a dead letter"] = await pair.dead_letters(group, topic) > 0
+    for consumer, named in ((group, "becomes a dead letter"), (f"{group}-orderly", "orderly: becomes a dead letter")):
+        theirs[named] = await pair.rocketmq.dead_letters(consumer, 1) > 0
+        ours[named] = await pair.dead_letters(consumer, topic) > 0
     compare(f"remoting {version}", theirs, ours)
-    assert theirs["becomes a dead letter"] is True
+    assert theirs["becomes a dead letter"] is theirs["orderly: becomes a dead letter"] is True
     assert theirs["orderly consumer: order, with a suspended message"] == [
         *("order-0", "order-1", "order-2", "order-2", "order-3", "order-4")
     ]

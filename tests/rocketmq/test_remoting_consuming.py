@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq import answer_sizes
+from app.rocketmq import answer_sizes, storing
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.remoting import pulling
+from app.rocketmq.remoting import pulling, remoting_clients
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import HELD_S
@@ -114,15 +115,12 @@ async def test_headers_of_the_gateway_that_others_set_stop_no_pull(
 
 
 async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:
-    await sent(peer, b"a", b"b", b"c", TAGS="created", KEYS="k1 k2", shop="s1")
+    given = {"TAGS": "created", "KEYS": "k1 k2", "shop": "s1", "note": "line 1\nline 2"}
+    await sent(peer, b"a", b"b", b"c", **given)
     messages = await pulled(peer, 0)
     assert [one.body for one in messages] == [b"a", b"b", b"c"]
     first = messages[0]
-    assert {name: first.properties[name] for name in ("TAGS", "KEYS", "shop")} == {
-        "TAGS": "created",
-        "KEYS": "k1 k2",
-        "shop": "s1",
-    }
+    assert {name: first.properties[name] for name in given} == given
     assert (first.topic, first.reconsume_times, len({one.position for one in messages})) == ("order", 0, 3)
     await peer.commit(2)
     assert await receipts(db) == 2
@@ -350,10 +348,18 @@ async def test_the_last_attempt_of_a_client_is_a_dead_letter(
     assert len((await client.get("/dead-letters")).json()["items"]) == 1
 
 
-@pytest.mark.parametrize(("counted", "dead"), [(1, 0), (2, 1)])
+# An orderly consumer, which locks its queues, does not count the attempt that it has just made.
+@pytest.mark.parametrize(("locks", "counted", "dead"), [(False, 1, 0), (False, 2, 1), (True, 0, 0), (True, 1, 1)])
 async def test_a_message_is_given_back_by_its_properties(
-    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient, counted: int, dead: int
+    peer: RemotingPeer,
+    gateway: tuple[RemotingGateway, int],
+    client: httpx.AsyncClient,
+    locks: bool,
+    counted: int,
+    dead: int,
 ) -> None:
+    if locks:
+        assert (await locked(peer))[0] == ResultCode.SUCCESS
     await sent(peer, b"a")
     [message] = await pulled(peer, 0)
     # By another connection, as after a reconnect: the handle is enough.
@@ -363,6 +369,70 @@ async def test_a_message_is_given_back_by_its_properties(
     assert answer.code == ResultCode.SUCCESS
     assert len((await client.get("/dead-letters")).json()["items"]) == dead
     await other.close()
+
+
+async def test_a_message_of_a_namespace_is_given_back_by_its_properties(
+    gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient
+) -> None:
+    peer, other = [await RemotingPeer.connect(gateway[1]) for _ in range(2)]
+    assert (await peer.heartbeat(consumers={"ns%points": "*"}, topic="ns%order")).code == ResultCode.SUCCESS
+    # This begins the subscription, from here on.
+    assert await offset_asked(peer, consumerGroup="ns%points", topic="ns%order") == ResultCode.SUCCESS
+    assert (await peer.send(b"a", topic="ns%order")).code == ResultCode.SUCCESS
+    [message] = read_messages((await peer.pull(0, group="ns%points", topic="ns%order")).body)
+    # A client leaves the namespace out of the topics of messages that it got.
+    properties = {**message.properties, "RETRY_TOPIC": "order"}
+    answer = await other.send(b"a", topic="%RETRY%ns%points", properties=properties, j=2, l=1)
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    dead = (await client.get("/dead-letters")).json()["items"]
+    assert [one["subscription"] for one in dead] == ["ns.points@ns.order"]
+    await peer.close()
+    await other.close()
+
+
+async def test_a_lock_of_a_group_ends(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ApiKeys(None, None)
+    assert not gateway[0].clients.is_locked("points", keys)
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    assert gateway[0].clients.is_locked("points", keys)
+    assert not gateway[0].clients.is_locked("points", ApiKeys("hn_other", "hn_other"))
+    assert not gateway[0].clients.is_locked("mailer", keys)
+    monkeypatch.setattr(remoting_clients, "LOCK_S", -1.0)
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    assert not gateway[0].clients.is_locked("points", keys)
+
+
+def client_made_id() -> str:
+    """An id in the form of Apache's client, made now."""
+    now = datetime.now(UTC)
+    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return f"7F000001123418B4AAC2{(now - month) // timedelta(milliseconds=1):08X}0001"
+
+
+@pytest.mark.parametrize("unique_key", [client_made_id, lambda: "chosen-by-the-shop"], ids=["client", "other"])
+async def test_a_received_message_that_is_sent_on_is_another_message(
+    peer: RemotingPeer, db: Connection, unique_key: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ids of another form get the time of the request, in steps: all of this test is in one.
+    now = datetime.now(UTC)
+    monkeypatch.setattr(storing, "step_of", lambda _: now)
+    await sent(peer, b"a", UNIQ_KEY=unique_key(), KEYS="order-1030", shop="s1")
+    for number in range(2):
+        [message] = await pulled_again(peer, number)
+        # A handler sends it on, and the client repeats a send whose answer it did not get.
+        for _ in range(2):
+            await sent(peer, b"a", **message.properties, DELAY="1")
+        await peer.commit(number + 1)
+        stored = await db.fetchval("select count(*) from half")
+        assert (stored, await receipts(db)) == (number + 2, number + 1)
+    # Another producer sends it on as well.
+    [message] = await pulled_again(peer, 2)
+    answer = await peer.send(b"a", group="retrier", properties={**message.properties, "DELAY": "1"})
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    headers = {row[0] for row in await db.fetch("select headers from half")}
+    assert (await db.fetchval("select count(*) from half"), len(headers)) == (4, 1)
 
 
 async def test_a_client_that_leaves_gives_back_what_it_holds(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
 import subprocess
 import sys
@@ -206,6 +207,47 @@ async def test_groups_without_topics_and_topics_of_retries_are_limited(client: h
         assert refused.code == ResultCode.SYSTEM_ERROR
         own = await peer.heartbeat(consumers={"mail": "*"}, subscriptionDataSet=retries[:1])
         assert own.code == ResultCode.SUCCESS
+        await peer.close()
+
+
+async def test_lists_have_room_for_what_a_client_may_name(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=2) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        topics = ("order", "billing", "%RETRY%points")
+        named = [{"topic": topic, "subString": "*", "expressionType": "TAG"} for topic in topics]
+        answer = await peer.heartbeat(consumers={"points": "*"}, subscriptionDataSet=named)
+        assert answer.code == ResultCode.SUCCESS, answer.remark
+        queues = [
+            {"topic": topic, "brokerName": "halfnote", "queueId": number} for topic in topics for number in range(4)
+        ]
+        for asked, code in ((queues, ResultCode.SUCCESS), ([*queues, queues[0]], ResultCode.SYSTEM_ERROR)):
+            body = {"consumerGroup": "points", "clientId": peer.client_id, "mqSet": asked}
+            answer = await peer.call(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
+            assert (answer.code, "--max-topics" in (answer.remark or "")) == (code, code != ResultCode.SUCCESS)
+        producers = ("shop", "mail", "CLIENT_INNER_PRODUCER")
+        assert (await peer.heartbeat(producers=producers)).code == ResultCode.SUCCESS
+        refused = await peer.heartbeat(producers=(*producers, "more"))
+        assert (refused.code, "--max-topics" in (refused.remark or "")) == (ResultCode.SYSTEM_ERROR, True)
+        await peer.close()
+
+
+async def test_a_pull_says_why_the_last_heartbeat_was_refused(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=1) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        early = await peer.pull(0)
+        assert (early.code, "the next one is enough" in str(early.remark)) == (ResultCode.SUBSCRIPTION_NOT_EXIST, True)
+        refused = await peer.heartbeat(consumers={"points": "*", "mail": "*"})
+        assert refused.code == ResultCode.SYSTEM_ERROR
+        answer = await peer.pull(0)
+        assert (answer.code, str(refused.remark) in str(answer.remark)) == (ResultCode.SUBSCRIPTION_NOT_EXIST, True)
+        assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+        answer = await peer.pull(0, group="mail")
+        assert "heartbeat" not in str(answer.remark)
+        # A client that is known and wants too much as well.
+        assert (await peer.heartbeat(consumers={"points": "*", "mail": "*"})).code == ResultCode.SYSTEM_ERROR
+        answer = await peer.pull(0, group="mail")
+        assert (answer.code, str(refused.remark) in str(answer.remark)) == (ResultCode.SUBSCRIPTION_NOT_EXIST, True)
+        assert (await peer.pull(0)).code == ResultCode.PULL_NOT_FOUND
         await peer.close()
 
 

@@ -8,11 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.coordinator.wire import POLICY_MAX_S
+from app.coordinator.wire import Message as HalfnoteMessage
 from app.ids import is_uuid7
 from app.rocketmq.message_ids import transaction_id
+from app.rocketmq.receiving import ClaimedDelivery
+from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.frames import BINARY_HEADER, JSON_HEADER, FrameFault, RemotingFrame, decode, encode
-from app.rocketmq.remoting.names import namespaced, producer_group_of, subscription_of, topic_of
-from app.rocketmq.remoting.sent_messages import delay_s
+from app.rocketmq.remoting.names import namespaced, producer_group_of, subscription_of, topic_of, with_namespace
+from app.rocketmq.remoting.read_messages import claimed_message
+from app.rocketmq.remoting.sent_messages import _INTERNAL, IMMUNITY, IMMUNITY_MAX_S, SendFields, delay_s, sent_message
 from app.rocketmq.remoting.store_format import (
     LogMessage,
     batched_messages,
@@ -111,10 +116,73 @@ def test_any_bytes_are_a_batch_or_a_fault(content: bytes) -> None:
         list(batched_messages(content))
 
 
+FIELDS = SendFields("shop", "order", 0, 0, 0, "", 0, -1, False)
+WORD = st.sampled_from(["order-1030", "k1", "k2"])
+
+
+@given(st.lists(WORD, max_size=3), st.none() | WORD)
+def test_the_keys_of_a_message_come_back_beside_its_sharding_key(keys: list[str], sharding_key: str | None) -> None:
+    properties = {"UNIQ_KEY": "id"}
+    if keys:
+        properties["KEYS"] = " ".join(keys)
+    if sharding_key:
+        properties["__SHARDINGKEY"] = sharding_key
+    assert read_back(properties) == properties
+
+
+@given(st.dictionaries(PROPERTY.filter(lambda name: name not in _INTERNAL), PROPERTY.filter(str.strip), max_size=5))
+@example({"note": "line 1\nline 2", "a\tb": "\x00", "Note": "c"})
+def test_properties_come_back_with_their_control_characters(properties: dict[str, str]) -> None:
+    assert read_back({"UNIQ_KEY": "id", **properties}) == {"UNIQ_KEY": "id", **properties}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("7200", 7200), ("+60", 60), ("86400", 86_400), ("0", 1), ("-7", 1)),
+        # RocketMQ's servers take their own time then.
+        *(("-1", None), ("soon", None), ("1.5", None), ("\u0663", None), ("9" * 30, None), (None, None)),
+    ],
+)
+def test_the_immunity_of_a_half_is_read_as_rocketmqs_servers_read_it(text: str | None, seconds: int | None) -> None:
+    properties = {"UNIQ_KEY": "id", "TRAN_MSG": "true", **({IMMUNITY: text} if text is not None else {})}
+    assert sent_message(b"a", properties, FIELDS, "order", 10).immunity_s == seconds
+
+
+def test_no_half_has_a_longer_immunity_than_halfnote_allows() -> None:
+    assert IMMUNITY_MAX_S == POLICY_MAX_S
+    with pytest.raises(CallRefused, match=str(IMMUNITY_MAX_S)):
+        sent_message(b"a", {"UNIQ_KEY": "id", "TRAN_MSG": "true", IMMUNITY: "86401"}, FIELDS, "order", 10)
+
+
+def read_back(properties: dict[str, str]) -> dict[str, str]:
+    """Return the properties with which a consumer gets a message that was sent with these."""
+    sent = sent_message(b"a", properties, FIELDS, "order", 10)
+    # What Halfnote itself would refuse raises here.
+    message = HalfnoteMessage(topic="order", headers=sent.fields["headers"], body_base64="")
+    one = ClaimedDelivery(
+        message_id="0193a7d6-a5c8-7b1e-8f00-1030a1030a10-0",
+        topic="order",
+        key=sent.fields.get("key"),
+        tag=sent.fields.get("tag"),
+        headers=dict(message.headers or {}),
+        body_base64=sent.fields["body_base64"],
+        handle="h",
+        offset=7,
+        committed_at=datetime(2026, 11, 29, tzinfo=UTC),
+        attempt=1,
+    )
+    found = dict(claimed_message(one, "order", 0, 0, 0).properties)
+    assert found.pop("HALFNOTE_HANDLE") == "h"
+    return found
+
+
 def test_names_have_namespaces() -> None:
     assert (topic_of("shop%order"), topic_of("order")) == ("shop.order", "order")
     assert subscription_of("shop%points", "shop.order") == "shop.points@shop.order"
     assert producer_group_of("shop%orders") == "shop.orders"
     assert namespaced("shop.order", "shop%orders") == "shop%order"
     assert namespaced("shop.order", "orders") == "shop.order"
+    assert [with_namespace("order", group) for group in ("points", "shop%points")] == ["order", "shop%order"]
+    assert with_namespace("eu%order", "shop%points") == "eu%order"
     assert [delay_s(level) for level in (1, 3, 18, 99)] == [1, 10, 7200, 7200]

@@ -45,7 +45,7 @@ Answer = Callable[[RemotingFrame, "RemotingConnection", BufferedBytes], Awaitabl
 
 
 class RemotingConnection:
-    """One connection. `client` is known from its heartbeat on."""
+    """One connection. `client` is known from its heartbeat on, `heartbeat_refused` is why the last one was refused."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class RemotingConnection:
         self._drain_s = limits.drain_s
         self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
+        self.heartbeat_refused: str | None = None
         self._number = next(_numbers)
         named = writer.get_extra_info("sockname") or ("", 0)
         self._host: Host = (local_address(str(named[0])), int(named[1]))

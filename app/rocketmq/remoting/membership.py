@@ -23,12 +23,15 @@ from app.rocketmq.remoting.group_filters import changed_filters, filter_as_said
 from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
 from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient, RemotingClients, named_producers
 from app.rocketmq.remoting.requests import RemotingCall
+from app.rocketmq.remoting.routes import QUEUES
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Subscriptions
 
 log = structlog.get_logger(__name__)
 
-CLIENT_ID_MAX, GROUPS_MAX = 500, 1000
+CLIENT_ID_MAX = 500
+# Characters of a refused heartbeat's text that its connection keeps.
+_TEXT_MAX = 1000
 _FROM_FIRST = "CONSUME_FROM_FIRST_OFFSET"
 _numbers = count(1)
 
@@ -46,16 +49,28 @@ class Membership:
     ) -> None:
         self._clients, self._subscriptions, self._claiming, self._renewals = clients, subscriptions, claiming, renewals
         self._topics_max = topics_max
+        # Each group names the topic of its retries as well, and each client its own producer.
+        self._list_max = topics_max + 1
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def heartbeat(self, call: RemotingCall) -> RemotingFrame:
         """Connect the client with the groups that it has. Raises CallRefused, RemotingRefused."""
+        try:
+            answer = await self._heartbeat(call)
+        except (CallRefused, RemotingRefused) as refused:
+            # The client's owner does not learn it from a heartbeat, but from what needs one.
+            call.connection.heartbeat_refused = refused.text[:_TEXT_MAX]
+            raise
+        call.connection.heartbeat_refused = None
+        return answer
+
+    async def _heartbeat(self, call: RemotingCall) -> RemotingFrame:
         content = call.body()
         client_id = str(content.get("clientID") or "")
         if not 0 < len(client_id) <= CLIENT_ID_MAX:
             raise RemotingRefused(ResultCode.SYSTEM_ERROR, "The heartbeat has no id of its client.")
-        producers = named_producers([str(one["groupName"]) for one in _objects(content, "producerDataSet")])
-        consumers = {str(one["groupName"]): _member(one) for one in _objects(content, "consumerDataSet")}
+        producers = named_producers([str(one["groupName"]) for one in self._objects(content, "producerDataSet")])
+        consumers = {str(one["groupName"]): self._member(one) for one in self._objects(content, "consumerDataSet")}
         known = call.connection.client
         if known is not None and known.client_id != client_id:
             raise RemotingRefused(
@@ -109,7 +124,8 @@ class Membership:
         member = client.consumers.get(group)
         if member is None:
             raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, f"This client has no group `{group}`.")
-        queues = _objects(content, "mqSet")
+        queues = self._objects(content, "mqSet", QUEUES)
+        client.lock(group)
         for topic in {str(one.get("topic")) for one in queues}:
             if topic in member.filters and not topic.startswith(RETRY):
                 name, filters = subscription_of(group, topic_of(topic)), member.filters[topic]
@@ -172,27 +188,31 @@ class Membership:
                 # A heartbeat that is refused says nothing to the client's owner. The answers to its pulls do.
                 log.warning("rocketmq_subscription_not_ready", group=group, topic=topic, error=refused.text)
 
+    def _objects(self, content: Mapping[str, Any], name: str, each: int = 1) -> list[dict[str, Any]]:
+        """Return a list of objects. `each`: how many a topic may have."""
+        given = content.get(name) or []
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"`{name}` is no list of objects.")
+        if len(given) > (most := self._list_max * each):
+            raise RemotingRefused(
+                ResultCode.SYSTEM_ERROR,
+                f"`{name}` has {len(given):,} entries; {most:,} are the most (--max-topics). Use several clients.",
+            )
+        return given
 
-def _objects(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    given = content.get(name) or []
-    if not isinstance(given, list) or len(given) > GROUPS_MAX or not all(isinstance(one, dict) for one in given):
-        raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"`{name}` is no list of objects, or a long one.")
-    return given
-
-
-def _member(given: Mapping[str, Any]) -> GroupMember:
-    filters: dict[str, Filters] = {}
-    for one in _objects(given, "subscriptionDataSet"):
-        topic = str(one.get("topic"))
-        try:
-            filters[topic] = filters_of(_expression(one))
-        except CallRefused as refused:
-            log.warning("rocketmq_filter_not_possible", topic=topic, error=refused.text)
-    return GroupMember(
-        given.get("messageModel") == "BROADCASTING",
-        "earliest" if given.get("consumeFromWhere") == _FROM_FIRST else "latest",
-        filters,
-    )
+    def _member(self, given: Mapping[str, Any]) -> GroupMember:
+        filters: dict[str, Filters] = {}
+        for one in self._objects(given, "subscriptionDataSet"):
+            topic = str(one.get("topic"))
+            try:
+                filters[topic] = filters_of(_expression(one))
+            except CallRefused as refused:
+                log.warning("rocketmq_filter_not_possible", topic=topic, error=refused.text)
+        return GroupMember(
+            given.get("messageModel") == "BROADCASTING",
+            "earliest" if given.get("consumeFromWhere") == _FROM_FIRST else "latest",
+            filters,
+        )
 
 
 def _expression(given: Mapping[str, Any]) -> FilterExpression:

@@ -32,6 +32,12 @@ def namespaced(topic: str, group: str) -> str:
     return topic
 
 
+def with_namespace(topic: str, group: str) -> str:
+    """Return a topic with the namespace of a group. Clients leave it out of the topics of messages that they got."""
+    namespace, found, _ = group.partition("%")
+    return f"{namespace}%{topic}" if found and namespace and "%" not in topic else topic
+
+
 def is_system(name: str) -> bool:
     """Return whether a topic is of RocketMQ itself, such as that of traces."""
     return name.startswith((_SYSTEM, DEAD_LETTERS))

@@ -53,7 +53,7 @@ class Pulling:
         if topic.startswith(RETRY):
             await asyncio.sleep(wait_s)
             return _nothing(call, offset)
-        member = _member(client, group, topic)
+        member = _member(call, client, group, topic)
         ordered = await self._ordered(call, group, topic, member)
         queue = client.queue(group, topic, queue_id)
         if queue is not None and not queue.gave(offset):
@@ -83,7 +83,7 @@ class Pulling:
         client, group, topic = call.client(), call.text("consumerGroup"), call.text("topic")
         if topic.startswith(RETRY):
             return call.frame.answered(ResultCode.SUCCESS, fields={"offset": 0})
-        member, queue_id = _member(client, group, topic), call.number("queueId")
+        member, queue_id = _member(call, client, group, topic), call.number("queueId")
         if not _is_queue(queue_id):
             raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"There is no queue {queue_id}.")
         try:
@@ -218,20 +218,19 @@ def _is_queue(queue_id: int) -> bool:
     return 0 <= queue_id < QUEUES
 
 
-def _member(client: RemotingClient, group: str, topic: str) -> GroupMember:
+def _member(call: RemotingCall, client: RemotingClient, group: str, topic: str) -> GroupMember:
     member = client.consumers.get(group)
     if member is None:
-        raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, f"This client has no consumer of the group `{group}`.")
+        text = call.after_heartbeat(f"This client has no consumer of the group `{group}`.")
+        raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, text)
     if member.broadcasting:
         raise RemotingRefused(
             ResultCode.NO_PERMISSION,
             "Halfnote has no broadcasting: give each of these consumers a group of its own, with clustering.",
         )
     if topic not in member.filters:
-        raise RemotingRefused(
-            ResultCode.SUBSCRIPTION_PARSE_FAILED,
-            f"The group `{group}` does not subscribe to `{topic}`, or by a filter that Halfnote does not have.",
-        )
+        text = f"The group `{group}` does not subscribe to `{topic}`, or by a filter that Halfnote does not have."
+        raise RemotingRefused(ResultCode.SUBSCRIPTION_PARSE_FAILED, call.after_heartbeat(text))
     return member
 
 

@@ -18,6 +18,8 @@ from app.rocketmq.remoting.store_format import Host, encode_message, message_id
 
 # What a client held is remembered for so long after its connection ended. Its claims are over by then.
 LINGER_S = 60.0
+# As in RocketMQ. Orderly consumers lock their queues again every 20 s.
+LOCK_S = 60.0
 _numbers = count(1)
 
 
@@ -69,6 +71,17 @@ class RemotingClient:
         # pull tries again.
         self.unready: set[tuple[str, str]] = set()
         self._queues: dict[QueueName, ClaimQueue] = {}
+        self._locked: dict[str, float] = {}
+
+    def lock(self, group: str) -> None:
+        """Note that this client has locked queues of a consumer group now."""
+        now = time.monotonic()
+        self._locked = {one: until for one, until in self._locked.items() if until > now}
+        self._locked[group] = now + LOCK_S
+
+    def has_locked(self, group: str) -> bool:
+        """Return whether a lock of this client on queues of a consumer group is not over."""
+        return self._locked.get(group, 0.0) > time.monotonic()
 
     def has_producers(self, producers: dict[str, str]) -> None:
         """Note the producer groups that this client has now, and forget what it sent by others."""
@@ -194,6 +207,10 @@ class RemotingClients:
             ):
                 return client
         return None
+
+    def is_locked(self, group: str, keys: ApiKeys) -> bool:
+        """Return whether a client with these rights works on a consumer group in order."""
+        return any(one.keys == keys and one.has_locked(group) for one in self._by_name.values())
 
     def _name(self, client_id: str, connection: ClientConnection) -> str:
         return f"{client_id} {connection.number}" if self._several_brokers else client_id

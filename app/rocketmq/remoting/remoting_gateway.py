@@ -41,7 +41,7 @@ class RemotingGateway:
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(api, self.clients)
         self._claiming = claiming = Claiming(api, subscriptions)
-        sending_back = SendingBack(claiming, self.renewals)
+        sending_back = SendingBack(self.clients, claiming, self.renewals)
         self._membership = membership = Membership(self.clients, subscriptions, claiming, self.renewals, limits.topics)
         parts = RemotingParts(
             Routes(addresses),

@@ -14,9 +14,10 @@ from app.rocketmq.remoting.remoting_clients import ClientConnection, RemotingCli
 
 
 class IdentifiedConnection(ClientConnection, Protocol):
-    """A connection, and the client that its heartbeat named."""
+    """A connection, and the client that its heartbeat named. `heartbeat_refused`: why its last one was refused."""
 
     client: RemotingClient | None
+    heartbeat_refused: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,11 @@ class RemotingCall:
         """Return the client, which its heartbeat has named. Raises RemotingRefused."""
         client = self.connection.client
         if client is None or client.keys != self.keys:
-            raise RemotingRefused(
-                ResultCode.SUBSCRIPTION_NOT_EXIST,
-                "The gateway has no heartbeat of this client yet; the next one is enough.",
-            )
+            text = "The gateway has no heartbeat of this client yet; the next one is enough."
+            raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, self.after_heartbeat(text))
         return client
+
+    def after_heartbeat(self, text: str) -> str:
+        """Return why something that heartbeats name is not known: because the last one was refused, else `text`."""
+        refused = self.connection.heartbeat_refused
+        return text if refused is None else f"The client's last heartbeat was refused: {refused}"

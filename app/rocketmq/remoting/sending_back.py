@@ -8,8 +8,8 @@ from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
 from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame
-from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
-from app.rocketmq.remoting.remoting_clients import RemotingClient
+from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of, with_namespace
+from app.rocketmq.remoting.remoting_clients import RemotingClient, RemotingClients
 from app.rocketmq.remoting.requests import RemotingCall
 from app.rocketmq.remoting.sent_messages import HANDLE, SendFields, delay_s
 from app.rocketmq.remoting.store_format import message_id, read_properties
@@ -23,8 +23,8 @@ _SAID_DEAD = {"reason": "the consumer gave up"}
 class SendingBack:
     """Settles what a consumer could not do."""
 
-    def __init__(self, claiming: Claiming, renewals: Renewals) -> None:
-        self._claiming, self._renewals = claiming, renewals
+    def __init__(self, clients: RemotingClients, claiming: Claiming, renewals: Renewals) -> None:
+        self._clients, self._claiming, self._renewals = clients, claiming, renewals
 
     async def by_place(self, call: RemotingCall) -> RemotingFrame:
         """Give back the message at a place in the commit log. Raises CallRefused, RemotingRefused."""
@@ -47,15 +47,17 @@ class SendingBack:
         if not handle or not topic:
             raise RemotingRefused(ResultCode.MESSAGE_ILLEGAL, "The message is none that Halfnote gave to a consumer.")
         group = fields.topic.removeprefix(RETRY)
-        # The client has counted this attempt already.
-        dead = 0 <= fields.max_reconsume_times < fields.reconsume_times
+        counted, most = fields.reconsume_times, fields.max_reconsume_times
+        # A concurrent consumer has counted this attempt already. An orderly one has not, and sends back only after its
+        # last attempt.
+        dead = 0 <= most < counted or (0 <= most == counted and self._clients.is_locked(group, call.keys))
         client = call.connection.client
         for queue in client.queues_of(group) if client is not None and client.keys == call.keys else ():
             if client is not None and (taken := queue.take_handle(handle)) is not None:
                 await self._settle(queue, taken, client, dead=dead, level=0)
                 break
         else:
-            name = subscription_of(group, topic_of(topic))
+            name = subscription_of(group, topic_of(with_namespace(topic, group)))
             await self._settle_handle(name, handle, call, dead=dead)
         place = {"msgId": message_id(call.connection.host, 0), "queueId": fields.queue_id, "queueOffset": 0}
         return call.frame.answered(ResultCode.SUCCESS, fields=place)

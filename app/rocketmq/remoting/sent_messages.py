@@ -1,6 +1,6 @@
 """Messages in requests of remoting clients, as Halfnote takes them."""
 
-import json
+import re
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping
@@ -16,15 +16,19 @@ from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import RemotingFrame
 from app.rocketmq.remoting.store_format import batched_messages, read_properties
 from app.rocketmq.remoting.unique_keys import made_at
-from app.rocketmq.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX, RECOVERY_MAX_S, RESERVED, SentMessage
+from app.rocketmq.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX, RESERVED, SentMessage
 
 # RocketMQ's default levels, in seconds; a level above the last is the last.
 DELAY_LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 MESSAGES_MAX = 100
-# A consumer gets this property with each message, and gives it back with a message that it sends back.
+# A consumer gets this property with each message, and gives it back with a message that it sends back. One that it
+# sends on has it too, and the id that it came with: by the handle the two are not taken for one.
 HANDLE = "HALFNOTE_HANDLE"
 SHARDING_KEY = "__SHARDINGKEY"
+# As `immunity_s` of Halfnote, in seconds.
+IMMUNITY_MAX_S = 86_400
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
 _COMPRESSED, _PREPARED = 0x1, 0x4
 _COMPRESSION, _ZLIB = 0x700, (0x000, 0x300)
 # Kept out of a message's own properties, as RESERVED.
@@ -115,7 +119,7 @@ def sent_message(body: bytes, properties: Mapping[str, str], fields: SendFields,
         "headers": {
             **names.of_properties(own),
             names.MESSAGE_ID: message_id,
-            **({names.KEYS: json.dumps(keys)} if keys and keys != [key] else {}),
+            **names.of_keys(keys, key, group),
             **({names.GROUP: group} if group else {}),
             **({names.TYPE: names.TRANSACTION_WORD} if transactional else {}),
         },
@@ -132,6 +136,7 @@ def sent_message(body: bytes, properties: Mapping[str, str], fields: SendFields,
         _immunity_s(properties) if transactional else None,
         made_at(message_id, fields.sent_ms),
         None if key else fields.queue_id,
+        properties.get(HANDLE, ""),
     )
 
 
@@ -164,8 +169,10 @@ def _check(own: Mapping[str, str], properties: Mapping[str, str]) -> None:
         raise CallRefused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE, f"Properties, tag and keys have at most {PROPERTY_BYTES_MAX} bytes."
         )
-    if any(has_control_character(text) for pair in properties.items() for text in pair):
-        raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "A property has a control character.")
+    # These become an id, a key and a tag of Halfnote. Other properties that no header can have are stored as JSON.
+    for name in ("UNIQ_KEY", "TAGS", "KEYS", SHARDING_KEY):
+        if has_control_character(properties.get(name, "")):
+            raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"The property `{name}` has a control character.")
     if len(properties.get("TAGS", "")) > NAME_MAX:
         raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, f"A tag has at most {NAME_MAX} characters.")
     if len(properties.get(SHARDING_KEY, "")) > NAME_MAX:
@@ -189,9 +196,10 @@ def _deliver_at(properties: Mapping[str, str]) -> datetime | None:
 
 
 def _immunity_s(properties: Mapping[str, str]) -> int | None:
-    text = properties.get(IMMUNITY)
-    if text is None:
+    """Return the seconds; None: those of the producer group. RocketMQ's servers read the text so too."""
+    text = properties.get(IMMUNITY, "")
+    if _is_number(text) is None or int(text) == -1:
         return None
-    if not text.isdecimal() or int(text) > RECOVERY_MAX_S:
-        raise CallRefused(Code.BAD_REQUEST, f"{IMMUNITY} is a number up to {RECOVERY_MAX_S}.")
+    if int(text) > IMMUNITY_MAX_S:
+        raise CallRefused(Code.BAD_REQUEST, f"{IMMUNITY} is at most {IMMUNITY_MAX_S}.")
     return max(1, int(text))

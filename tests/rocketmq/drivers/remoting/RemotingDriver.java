@@ -111,7 +111,7 @@ public class RemotingDriver {
                 }
                 break;
             case "order":
-                orderly(address, arguments[4]);
+                orderly(address, arguments[4], -1);
                 say("started", new HashMap<>());
                 Thread.sleep(600_000);
                 break;
@@ -129,7 +129,7 @@ public class RemotingDriver {
 
     private static void scenario(String address, String producerGroup, String consumerGroup) throws Exception {
         DefaultMQPushConsumer all = concurrent(address, consumerGroup, 1);
-        DefaultMQPushConsumer ordered = orderly(address, consumerGroup + "-orderly");
+        DefaultMQPushConsumer ordered = orderly(address, consumerGroup + "-orderly", 1);
         TransactionMQProducer producer = producer(address, producerGroup);
         say("started", new HashMap<>());
         for (String body : Arrays.asList("commit", "rollback", "unknown-commit", "unknown-rollback", "unknown-twice")) {
@@ -155,9 +155,12 @@ public class RemotingDriver {
         producer.sendOneway(message("oneway"));
         long end = System.currentTimeMillis() + 100_000;
         while (System.currentTimeMillis() < end
-            && !(CONSUMED.containsAll(EXPECTED) && IN_ORDER.containsAll(EXPECTED) && FAILED.getOrDefault("poison", 0) > 1)) {
+            && !(CONSUMED.containsAll(EXPECTED) && IN_ORDER.containsAll(EXPECTED) && FAILED.getOrDefault("poison", 0) > 1
+                && FAILED.getOrDefault("poison in order", 0) > 1)) {
             Thread.sleep(100);
         }
+        // A message is sent back after its listener has returned.
+        Thread.sleep(2000);
         all.shutdown();
         ordered.shutdown();
         producer.shutdown();
@@ -226,8 +229,9 @@ public class RemotingDriver {
         return consumer;
     }
 
-    private static DefaultMQPushConsumer orderly(String address, String group) throws Exception {
+    private static DefaultMQPushConsumer orderly(String address, String group, int most) throws Exception {
         DefaultMQPushConsumer consumer = consumer(address, group);
+        consumer.setMaxReconsumeTimes(most);
         consumer.registerMessageListener(new MessageListenerOrderly() {
             @Override
             public ConsumeOrderlyStatus consumeMessage(List<MessageExt> messages, ConsumeOrderlyContext context) {
@@ -237,7 +241,8 @@ public class RemotingDriver {
                     // The same clock for all processes of the machine.
                     fields.put("at", System.nanoTime());
                     say("ordered", fields);
-                    if (body.equals("order-2") && FAILED.merge(body, 1, Integer::sum) == 1) {
+                    boolean poison = body.equals("poison") && FAILED.merge("poison in order", 1, Integer::sum) > 0;
+                    if (poison || (body.equals("order-2") && FAILED.merge(body, 1, Integer::sum) == 1)) {
                         context.setSuspendCurrentQueueTimeMillis(200);
                         return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
                     }
