@@ -188,14 +188,18 @@ class HalfMessageAnswer(Struct):
     topic: str
 
 
-class HalfAnswer(Struct):
-    """The half is on disk. No check is sent before `first_check_at`."""
+class HalfAnswer(Struct, omit_defaults=True):
+    """The half is on disk. No check is sent before `first_check_at`.
+
+    `verdict` is present only if the half was stored before and its verdict is recorded: then do no local work.
+    """
 
     transaction_id: UUID
     born_at: Time
     first_check_at: Time
     replayed: bool
     messages: list[HalfMessageAnswer]
+    verdict: Literal["commit", "rollback"] | None = None
 
 
 class PublishedMessage(Struct):

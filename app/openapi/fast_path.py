@@ -172,7 +172,11 @@ def hot_operations() -> dict[str, dict[str, Any]]:
             ("HalfRequest", half),
             {
                 201: ("HalfAnswer", "Stored", half_answer),
-                200: ("HalfAnswer", "Stored before, with the same content", half_answer | {"replayed": True}),
+                200: (
+                    "HalfAnswer",
+                    "Stored before, with the same content. With a recorded `verdict`: do no local work",
+                    half_answer | {"replayed": True, "verdict": "rollback"},
+                ),
             },
             NEW_HALF,
         ),

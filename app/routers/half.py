@@ -18,13 +18,14 @@ from app.runtime.state import Runtime
 from app.store.admin.audit import record
 from app.store.coordinator import topics
 from app.store.coordinator.halves import Half, StoredHalf, half_rows, stored_halves
+from app.verdicts import VERDICT_WORDS
 
 _decoder = msgspec.json.Decoder(HalfRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
-    """Store a half: 201 after its commit, 200 for a repeat with the same content.
+    """Store a half: 201 after its commit, 200 for a repeat with the same content, with the verdict if there is one.
 
     Raises Problem: see `begin_half`, decoding and the lane. The answer raises what `unstored` returns.
     """
@@ -52,6 +53,7 @@ def _answer(runtime: Runtime, half: Half, stored: StoredHalf) -> JsonAnswer | Co
                 HalfMessageAnswer(message_id(half.transaction_id, position), message.topic)
                 for position, message in enumerate(half.messages)
             ],
+            None if stored.verdict is None else VERDICT_WORDS[stored.verdict],  # type: ignore[arg-type]
         )
     )
 

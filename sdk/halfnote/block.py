@@ -109,10 +109,15 @@ class Block:
             # The block is being cancelled: do not wait.
             self._follow(transaction, binding, state)
             return _left(transaction)
+        contested = transaction.chosen and self._conversation.barrier is not None
         if error is None and state != "committed" and transaction.rolled_back is not None:
-            # Written into the database transaction, if it is open.
             reason = transaction.rolled_back
-            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason))
+            if contested and state != "open":
+                return (yield from carried_on(partial(self._doubtful, transaction, reason, None)))
+            # Written into the database transaction, if it is open. But if that is rolled back, another run of a chosen
+            # id could come after it.
+            if not contested:
+                return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason))
         if state == "open":
             self._follow(transaction, binding, state)
             why = "its block closed while the bound database transaction is still open and may be rolled back"
@@ -145,9 +150,13 @@ class Block:
             reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
             return (yield from self._doubtful(transaction, reason, error))
         reason = "the database transaction was rolled back" if error is None else reason_of(error)
-        if transaction.repeated or (state == "rolled_back" and transaction.settle is not None):
-            # This one was rolled back at its end. That of an earlier run may have been committed, or the code may have
-            # committed before it raised.
+        if (
+            transaction.repeated
+            or (transaction.chosen and self._conversation.barrier is not None)
+            or (state == "rolled_back" and transaction.settle is not None)
+        ):
+            # This one was rolled back at its end. That of another run of a chosen id may have been committed, or must
+            # be refused from now on, or the code may have committed before it raised.
             return (yield from self._doubtful(transaction, reason, error))
         return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 
@@ -167,12 +176,14 @@ class Block:
     def _doubtful(
         self, transaction: OpenTransaction, reason: str, error: Exception | None
     ) -> Exchange[TransactionResult]:
-        verdict = yield from self._conversation.settled(transaction)
+        otherwise = self._conversation.barrier if transaction.chosen else None
+        verdict = yield from self._conversation.settled(transaction, otherwise)
         if verdict is Verdict.UNKNOWN:
             return (yield from self._conversation.leave_to_check(transaction, reason, error))
-        if verdict is Verdict.COMMIT and transaction.rolled_back is not None and not transaction.repeated:
+        dropped = None if transaction.repeated or transaction.settle is None else transaction.rolled_back
+        if verdict is Verdict.COMMIT and dropped is not None:
             # The code has committed by itself, before the block could write that its messages are dropped.
-            return (yield from self._conversation.dropped(transaction, transaction.rolled_back, error))
+            return (yield from self._conversation.dropped(transaction, dropped, error))
         return (yield from self._conversation.end(transaction, verdict, reason=reason, error=error))
 
 

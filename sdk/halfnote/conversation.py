@@ -11,6 +11,7 @@ from uuid import UUID
 
 from halfnote.barrier_mark import marked
 from halfnote.errors import (
+    BarrierRefused,
     HalfFailed,
     ListenerError,
     NotCommitted,
@@ -95,6 +96,7 @@ class Conversation:
     ) -> Exchange[Transaction]:
         """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON.
 
+        Raises BarrierRefused, or without a barrier HalfFailed, if a rollback is recorded for an id of the caller's.
         `enters`: the block enters the barrier by itself, which is marked in the half for its checks.
         An answer after Halfnote may have sent a check (which a barrier answers with `rollback`) is too late: that half
         is withdrawn and posted again under another id, unless the caller chose the id.
@@ -103,7 +105,23 @@ class Conversation:
         options = {"context": marked(context) if enters else context, "check": dict(check) if check else None}
         posted = yield from self._timely_half(listed, options, transaction_id)
         posted.context, posted.enters = context, enters
+        if posted.recorded is Verdict.ROLLBACK:
+            yield from self._require_committed(posted)
         return posted
+
+    def _require_committed(self, transaction: Transaction) -> Exchange[None]:
+        """Raise unless the work of a transaction whose rollback is recorded was committed, so that nothing runs again.
+
+        Its messages never go out, so local work must not begin. That another run has committed its work, and a person
+        or a policy rolled it back, only the barrier knows; it then refuses the block. Its row also refuses a run that
+        has posted its half before the rollback.
+        """
+        transaction_id = transaction.transaction_id
+        if self.barrier is None:
+            raise HalfFailed(transaction_id, None, chosen=True, recorded=Verdict.ROLLBACK)
+        verdict = yield from self.settled(transaction, self.barrier)
+        if verdict is not Verdict.COMMIT:
+            raise BarrierRefused(transaction_id, verdict if verdict is Verdict.ROLLBACK else None)
 
     def _timely_half(
         self, listed: list[Outgoing], options: Mapping[str, Any], transaction_id: UUID | None
@@ -111,7 +129,7 @@ class Conversation:
         """Post a half; post it again under another id if its answer came too late."""
         if transaction_id is not None:
             chosen, answer = yield from self._half(transaction_id, listed, options, self.half_within_s, True)
-            chosen.repeated = replayed(answer)
+            note_chosen(chosen, answer)
             return chosen
         began = self.clock()
         posted, answer = yield from self._half(new_id(), listed, options, self.half_within_s)
@@ -175,6 +193,8 @@ class Conversation:
             )
         if came.value is Verdict.COMMIT:
             return (yield from self.committed(transaction))
+        if came.value is Verdict.ROLLBACK and transaction.chosen:
+            yield from self._refuse(transaction)
         return (yield from self.end(transaction, came.value))
 
     def committed(self, transaction: Transaction) -> Exchange[TransactionResult]:
@@ -222,12 +242,19 @@ class Conversation:
         The barrier has it first, so that a check gives the same answer if the end is lost. A repeated transaction that
         did not enter leaves the row of an earlier run as it is.
         """
-        if self.barrier is not None and (transaction.settle is not None or not transaction.repeated):
+        if transaction.repeated and transaction.settle is None:
+            yield from self._refuse(transaction)
+        elif self.barrier is not None:
             came = yield Call(partial(self.barrier.drop, transaction.transaction_id), waits=True)
             if isinstance(came, Raised):
                 unwritten = "transaction %s: the barrier could not note that its messages are dropped: %s"
                 log.warning(unwritten, transaction.transaction_id, came.error)
         return (yield from self.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
+
+    def _refuse(self, transaction: Transaction) -> Exchange[None]:
+        """Let the barrier refuse another run of a chosen id before its rollback is recorded, as far as it can now."""
+        if self.barrier is not None:
+            yield from self.settled(transaction, self.barrier)
 
     def settled(self, transaction: Transaction, otherwise: Outcomes | None = None) -> Exchange[Verdict]:
         """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now.
@@ -396,6 +423,13 @@ class Conversation:
 def replayed(answer: Answer) -> bool:
     """Return whether a half was stored already."""
     return bool(answer.content.get("replayed"))
+
+
+def note_chosen(posted: Transaction, answer: Answer) -> None:
+    """Note that the caller chose the id, and what the answer to its half says about earlier runs."""
+    posted.chosen, posted.repeated = True, replayed(answer)
+    recorded = answer.content.get("verdict")
+    posted.recorded = Verdict(recorded) if recorded in (Verdict.COMMIT, Verdict.ROLLBACK) else None
 
 
 def is_unknown(outcome: Outcome) -> bool:

@@ -83,18 +83,32 @@ def _own_id(cause: Refused | Unconfirmed) -> str:
     )
 
 
+_ROLLED_BACK = (
+    "its rollback is recorded, so its messages never go out. If no earlier run has committed the work, it needs a new "
+    "id; else reissue the transaction"
+)
+
+
 class HalfFailed(HalfnoteError):
     """The half message was not confirmed, and the local work did not run: nothing has happened.
 
     The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it,
     unless the caller chose its id: then it may have been stored, and its local work have run, before this. `field`: of
-    the request, if it was refused for one.
+    the request, if it was refused for one. `recorded`: ROLLBACK if an earlier run's rollback is recorded for an id that
+    the caller chose, else None. Then there is no cause, and the messages can go out only with another id.
     """
 
-    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed, *, chosen: bool = False) -> None:
-        why = _own_id(cause) if chosen else cause
+    def __init__(
+        self,
+        transaction_id: UUID,
+        cause: Refused | Unconfirmed | None,
+        *,
+        chosen: bool = False,
+        recorded: Verdict | None = None,
+    ) -> None:
+        why = _ROLLED_BACK if cause is None else _own_id(cause) if chosen else cause
         super().__init__(f"transaction {transaction_id} did not begin, and its local work did not run: {why}")
-        self.transaction_id = transaction_id
+        self.transaction_id, self.recorded = transaction_id, recorded
         self.field = getattr(cause, "field", None)
         self.__cause__ = cause
 
@@ -175,7 +189,9 @@ class BarrierRefused(HalfnoteError):
 
     `recorded`: COMMIT if the local work of this id has run before and was committed, so that nothing is left to do;
     ROLLBACK if a check came first and was answered with rollback, an earlier run failed, or it dropped its messages:
-    then the messages can go out only with another id. None if the row is gone meanwhile.
+    then the messages can go out only with another id. None if the barrier does not say now: repeat the work later.
+
+    With an id of the caller's whose rollback Halfnote has recorded, it comes before the block.
     """
 
     def __init__(self, transaction_id: UUID, recorded: Verdict | None = None) -> None:
@@ -184,6 +200,6 @@ class BarrierRefused(HalfnoteError):
             Verdict.ROLLBACK: "a check that came first answered rollback, or an earlier run failed, so the work needs "
             "a new id",
         }.get(recorded or Verdict.UNKNOWN, "a check came first, or its local work has run before")
-        super().__init__(f"transaction {transaction_id} has its row in the barrier already: {found}")
+        super().__init__(f"transaction {transaction_id} is decided already: {found}")
         self.transaction_id = transaction_id
         self.recorded = recorded

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from halfnote.batching import TRANSACTIONS_MOST
-from halfnote.conversation import Conversation, end_of, is_unknown, late, replayed
+from halfnote.conversation import Conversation, end_of, is_unknown, late, note_chosen
 from halfnote.errors import HalfFailed, PlainFailed, Refused, Unconfirmed
 from halfnote.exchange import Answer, Dropped, Exchange, Later, Outcome, Wait, asked_each, pauses
 from halfnote.ids import new_id
@@ -46,7 +46,7 @@ class Many:
         """Post halves; return each transaction, or why it did not begin. Raises ValueError or TypeError.
 
         A half whose answer came too late is withdrawn, as is one that may have been stored without an answer, unless
-        the caller chose its id.
+        the caller chose its id. A chosen id whose rollback is recorded did not begin.
         """
         talk, listed = self.conversation, _listed(halves)
         ids = [one.transaction_id or new_id() for one in listed]
@@ -124,7 +124,9 @@ class Many:
         posted = self.conversation.begun(transaction_id, as_list(half.messages), outcome)
         posted.context = half.context
         if half.transaction_id is not None:
-            posted.repeated = replayed(outcome)
+            note_chosen(posted, outcome)
+            if posted.recorded is Verdict.ROLLBACK:
+                return HalfFailed(transaction_id, None, chosen=True, recorded=posted.recorded)
         elif late(posted, outcome, began, now):
             return HalfFailed(transaction_id, Unconfirmed("the half message", LATE, perhaps_done=True))
         return posted

@@ -141,6 +141,7 @@ class TransactionProducer:
     ) -> AsyncIterator[OpenTransaction]:
         """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
 
+        With a barrier, a chosen id whose rollback is recorded raises BarrierRefused.
         Commit the database transaction inside the block. With a barrier, `begin` is the better form: here the block
         must call `barrier.enter`; at its end it raises NotEntered or NotCommitted if it did not, or did not commit.
         Without a barrier any exception is posted as a rollback, also that of a commit whose answer was lost.

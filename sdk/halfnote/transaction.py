@@ -18,8 +18,9 @@ class Transaction:
 
     A barrier sets `settle` when the transaction enters it; `settle` returns, or awaits, the outcome of the local
     database transaction. `enters`: the block enters the barrier by itself. `entering`: `enter` was called, perhaps
-    without `await`. `repeated`: the half was stored already when the caller, which chose the id, posted it, so the
-    local work may have run before.
+    without `await`. `chosen`: the caller chose the id, so another run may have the same one. `repeated`: the half of a
+    chosen id was stored already, so the local work may have run before. `recorded`: the verdict that a repeated one had
+    already, None if it had none or the service is older than that answer.
     """
 
     transaction_id: UUID
@@ -28,7 +29,9 @@ class Transaction:
     context: Any = None
     born_at: str | None = None
     first_check_at: str | None = None
+    chosen: bool = False
     repeated: bool = False
+    recorded: Verdict | None = None
     enters: bool = False
     entering: bool = field(default=False, repr=False)
     settle: "Callable[[], Any] | None" = field(default=None, repr=False)

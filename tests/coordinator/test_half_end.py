@@ -56,6 +56,19 @@ async def test_repeated_half_gets_the_first_answer(client: httpx.AsyncClient, ru
     assert again.json() == {**first.json(), "replayed": True}
 
 
+@pytest.mark.parametrize("verdict", ["commit", "rollback"])
+async def test_repeats_of_a_decided_half_have_its_verdict(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, verdict: str
+) -> None:
+    """Also those that the lane answers from the first one of their batch."""
+    chosen = str(uuid7(runtime.clock.now()))
+    first = await post_half(client, transaction_id=chosen)
+    assert (await post_end(client, chosen, verdict)).status_code == 200
+    again = await asyncio.gather(*(post_half(client, transaction_id=chosen) for _ in range(5)))
+    assert [answer.status_code for answer in again] == [200] * 5
+    assert [answer.json() for answer in again] == [{**first.json(), "replayed": True, "verdict": verdict}] * 5
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [

@@ -158,6 +158,17 @@ async def test_a_verdict_stands_for_good(halfnote: httpx.AsyncClient, verdict: s
     assert refused.json()["recorded"] == {name: reported[name] for name in ("verdict", "source", "decided_at")}
     unknown = await halfnote.post("/end", json=end(one, "unknown"))
     assert (unknown.status_code, unknown.json()["state"]) == (202, state)
+    # A second run must not do its local work.
+    fresh = half(transaction_id=str(new_id()))
+    repeats = [half(transaction_id=one, context={"order": 1030}), fresh, fresh]
+    alone = await halfnote.post("/half", json=repeats[0])
+    assert (alone.status_code, alone.json()["replayed"], alone.json()["verdict"]) == (200, True, verdict)
+    outcomes = (await halfnote.post("/halves", json={"halves": repeats})).json()["outcomes"]
+    assert [(outcome["status"], outcome.get("verdict")) for outcome in outcomes] == [
+        (200, verdict),
+        (201, None),
+        (200, None),
+    ]
     shown = (await halfnote.get(f"/transactions/{one}")).json()
     assert (shown["state"], shown["producer_group"], shown["context"]) == (state, "shop", {"order": 1030})
     assert shown["verdict"]["reason"] == "so it is"

@@ -80,6 +80,9 @@ def cases() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
     yield "another group", "/end", end(first, "commit", producer_group="other"), {}
     yield "a second half", "/half", half(second), {}
     yield "a rollback", "/end", end(second, "rollback", reason="out of stock"), {}
+    yield "a half that was committed", "/half", half(first), {}
+    yield "a half that was rolled back", "/half", half(second), {}
+    yield "halves with a verdict", "/halves", {"halves": [half(second), half(None), half(first), half(second)]}, {}
     yield "a half that never was", "/end", end(unknown, "commit"), {}
     yield "unknown of a half that never was", "/end", end(unknown, "unknown"), {}
     yield "messages", "/messages", half(third), {}

@@ -9,6 +9,7 @@ from uuid import UUID
 from app.database.columns import NUMBER, Column, RowArrays, insert, same
 from app.database.connection import Connection
 from app.database.standby_wait import CONFIRMED
+from app.verdicts import VERDICT_OF, Verdict
 
 # One row for each message of a half. The first message's row also has the columns of the whole half.
 HALVES = RowArrays(
@@ -93,17 +94,21 @@ on conflict do nothing
 returning transaction_id, first_check_at
 """
 
-# Served by half's primary key, one probe in one partition for each id. LATERAL … OFFSET 0 separates the lookups, so
-# each one prunes to its own day. RECORD_ENDS says why the condition is `position < 1`.
+# Served by the primary keys of half and op, one probe each in one partition for each id. LATERAL … OFFSET 0 separates
+# the lookups, so each one prunes to its own day. RECORD_ENDS says why the condition is `position < 1`.
 STORED_HALVES = f"""
 with {CONFIRMED}
 select a.transaction_id, h.digest, h.born_at, h.first_check_at, h.producer_group,
-  exists (select from producer_group g where g.name = a.producer_group and g.deleted_at is null) as registered
+  exists (select from producer_group g where g.name = a.producer_group and g.deleted_at is null) as registered,
+  o.verdict
 from confirmed cross join unnest($1::uuid[], $2::text[]) as a(transaction_id, producer_group)
 left join lateral (
   select digest, born_at, first_check_at, producer_group from half h
   where h.transaction_id = a.transaction_id and h.position < 1 offset 0
 ) h on true
+left join lateral (
+  select verdict from op o where o.transaction_id = a.transaction_id offset 0
+) o on true
 """  # noqa: S608 -- a constant
 
 # Served by half's primary key in one partition.
@@ -157,6 +162,7 @@ class StoredHalf:
     """The stored half of an id. The digest, times and group are None if there is none.
 
     `registered`: whether the request's producer group is registered. `fresh`: whether this request stored the half.
+    `verdict`: the recorded one; None while the transaction is undecided, as each fresh one is.
     """
 
     digest: bytes | None
@@ -165,6 +171,7 @@ class StoredHalf:
     producer_group: str | None
     registered: bool
     fresh: bool = False
+    verdict: Verdict | None = None
 
 
 async def insert_halves(
@@ -219,12 +226,15 @@ def _first_only(half: Half) -> tuple[bytes, str | None, str | None, int | None, 
 
 
 async def stored_halves(connection: Connection, ids: Sequence[UUID], groups: Sequence[str]) -> dict[UUID, StoredHalf]:
-    """Return the stored half of each id, and whether the id's group is registered.
+    """Return the stored half of each id, its verdict, and whether the id's group is registered.
 
     Run it after `insert_halves`, as a second statement: the winner of a race is not in the snapshot of the first.
     """
     rows = await connection.fetch(STORED_HALVES, ids, groups)
-    return {row["transaction_id"]: StoredHalf(*row[1:]) for row in rows}
+    return {
+        key: StoredHalf(digest, born_at, first_check_at, group, registered, verdict=VERDICT_OF[verdict])
+        for key, digest, born_at, first_check_at, group, registered, verdict in rows
+    }
 
 
 async def half_rows(connection: Connection, transaction_id: UUID) -> list["HalfRow"]:

@@ -193,6 +193,8 @@ class Coordinator:
             "replayed": replayed,
             "messages": shown,
         }
+        if stored.verdict is not None:
+            content["verdict"] = stored.verdict
         return httpx.Response(200 if replayed else 201, json=content)
 
     def _first_check_at(self, stored: Stored) -> datetime:
