@@ -194,6 +194,8 @@ producer_group = Table(
     # Learned by check-back: how many checks may be in flight, and until when the group asked for no checks.
     Column("check_window", Integer, nullable=False),
     Column("held_until", Time),
+    # The last PUT, also one that changed nothing: it ends the time for which the group asked for no checks.
+    Column("registered_at", Time),
     Column("next_ping_at", Time, nullable=False),
     # `claim`: producers may claim the group's checks, and it may have no check URL.
     Column("checks", Text, nullable=False, server_default=text("'call'")),

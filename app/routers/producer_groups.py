@@ -87,9 +87,9 @@ async def put_group(
     changed because of that. Only the secret is kept if none is given. A secret other than the current one is a
     rotation: for 24 hours both secrets sign.
 
-    Producers register when they start: checks of the group that were not answered are due again at once. With a
-    producer's key only a PUT of its own group that changes nothing is allowed; an admin registers a group and changes
-    it. A `secret` in it must be one that signs now.
+    Producers register when they start: checks of the group that were not answered are due again at once, also if it
+    asked for a pause by `Retry-After`. With a producer's key only a PUT of its own group that changes nothing is
+    allowed; an admin registers a group and changes it. A `secret` in it must be one that signs now.
 
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
@@ -147,8 +147,9 @@ async def _store(
             await record(connection, entry, now)
         await forget_urls(connection, name, shape.check_urls)
         # A producer registers when it starts, so it can answer now.
+        await store.note_registration(connection, name, now)
         await ask_unanswered(connection, name, now)
-        [answer] = await _answers(connection, [await _known(connection, name)])
+        [answer] = await _answers(connection, [await _known(connection, name)], now)
     if not fresh:
         # A patch leaves out what is to stay.
         return GroupChanged(**answer.model_dump(), changed=changed, reset=reset if base is None else [])
@@ -173,8 +174,9 @@ async def _repeat(runtime: Runtime, caller: Caller, name: str, wanted: GroupPut,
         if changed:
             fields = ", ".join(f"`{field}`" for field in changed)
             raise _for_admins(f"This PUT would change {fields} of `{name}`, but a producer's key may change nothing.")
+        await store.note_registration(connection, name, now)
         await ask_unanswered(connection, name, now)
-        [answer] = await _answers(connection, [stored])
+        [answer] = await _answers(connection, [await _known(connection, name)], now)
     return GroupChanged(**answer.model_dump())
 
 
@@ -219,7 +221,7 @@ async def list_groups(
         standing = await group_standings(connection, [group.name for group in page]) if query.standing else {}
         items = [
             GroupListed(**answer.model_dump(), standing=_standing(standing.get(answer.name)))
-            for answer in await _answers(connection, page)
+            for answer in await _answers(connection, page, runtime.clock.now())
         ]
     return GroupList(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
 
@@ -245,7 +247,7 @@ async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> G
     """
     caller.must_have_group(name)
     async with runtime.request_pool.connection() as connection:
-        [answer] = await _answers(connection, [await _known(connection, name)])
+        [answer] = await _answers(connection, [await _known(connection, name)], runtime.clock.now())
         standing = (await group_standings(connection, [name]))[name]
         answered = await check_answers(connection, name)
     return GroupShown(
@@ -385,13 +387,14 @@ def _readable(runtime: Runtime, stored: ProducerGroup) -> list[Secret]:
         return []
 
 
-async def _answers(connection: Connection, groups: list[ProducerGroup]) -> list[GroupAnswer]:
+async def _answers(connection: Connection, groups: list[ProducerGroup], now: datetime) -> list[GroupAnswer]:
     known = await urls_of(connection, [group.name for group in groups])
     return [
         GroupAnswer(
             name=group.name,
             **asdict(group.shape),
             claimed_at=group.claimed_at,
+            held_until=group.held_until if group.held_until is not None and group.held_until > now else None,
             created_at=group.created_at,
             updated_at=group.updated_at,
             urls=[_url_state(known.get((group.name, url)), url) for url in group.shape.check_urls],

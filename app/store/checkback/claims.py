@@ -120,7 +120,7 @@ from picked p left join taken t using (transaction_id)
 # Primary key.
 GROUPS = """
 select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s, check_timeout_s,
-  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks, updated_at
+  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks, updated_at, registered_at
 from producer_group where name = any($1)
 """
 
@@ -177,7 +177,7 @@ class Claim:
 class AskedGroup:
     """The columns of a group that a check needs; `secrets` is JSON text. If `deleted_at` is set, no URL is called.
 
-    `updated_at` tells its configurations apart.
+    `updated_at` tells its configurations apart, `registered_at` its registrations.
     """
 
     name: str
@@ -195,6 +195,7 @@ class AskedGroup:
     claimed_at: datetime | None
     batch_checks: bool
     updated_at: datetime
+    registered_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ CHECKS = RowArrays(
 ADJUSTMENTS = RowArrays(
     Column("name", "text"),
     Column("updated_at", "timestamptz"),
+    Column("registered_at", "timestamptz"),
     Column("halve", "bool"),
     Column("grow", "int"),
     Column("held_until", "timestamptz"),
@@ -150,7 +151,8 @@ where c.transaction_id = any (array(select transaction_id from locked))
 """  # noqa: S608 -- a constant
 
 # Each group's window has additive increase and multiplicative decrease, as in TCP. The answer of an old URL changes
-# nothing: a change of the configuration has reset the window and the hold. Rows are locked in the order of the names.
+# nothing: a change of the configuration has reset the window and the hold. Nor does a check from before the last
+# registration hold the group: the producer has said since that it can answer. Rows are locked in the order of names.
 ADJUST = f"""
 with a as materialized (
   select * from {ADJUSTMENTS.unnest("a")}
@@ -160,7 +162,8 @@ with a as materialized (
 update producer_group g set
   check_window = greatest(1, least(g.check_max_in_flight,
     case when a.halve then g.check_window / 2 else g.check_window + a.grow end)),
-  held_until = greatest(g.held_until, a.held_until)
+  held_until = case when g.registered_at is not distinct from a.registered_at
+    then greatest(g.held_until, a.held_until) else g.held_until end
 from a join locked using (name)
 where g.name = a.name and g.updated_at = a.updated_at
 """  # noqa: S608 -- constants
@@ -200,11 +203,12 @@ class SettledCheck:
 class Adjustment:
     """A change of one group's window (halved, or one step larger) and the time until which the group is held.
 
-    `updated_at`: of the configuration that the checks were sent with.
+    `updated_at`: of the configuration that the checks were sent with. `registered_at`: the last registration before.
     """
 
     name: str
     updated_at: datetime
+    registered_at: datetime | None
     halve: bool
     grow: int
     held_until: datetime | None
