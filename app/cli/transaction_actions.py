@@ -207,7 +207,7 @@ def _asked(answer: dict[str, Any]) -> str:
     if answer["held_until"] is None:
         return f"Halfnote asks its producer now ({at} UTC)."
     return (
-        f"Its producer group asked for no checks until {at} UTC (Retry-After).\n"
+        f"Its producer group asked for no checks until {at} UTC.\n"
         "Halfnote asks then, or at once when the group is registered again."
     )
 

@@ -105,7 +105,7 @@ CLAIM = f"""{_ALLOTTED}, {CHANCE}, picked as materialized (
 ), taken as (
   update check_back c
   set asked = c.asked + 1, lease_epoch = c.lease_epoch + {BY_CHANCE},
-    leased_until = $1 + make_interval(secs => a.lease_s)
+    leased_until = $1 + make_interval(secs => a.lease_s), asked_at = null
   from allotted a
   where a.name = c.producer_group
     and c.transaction_id = any (array(select transaction_id from picked where not decided))

@@ -70,7 +70,8 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
 # `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
 # transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
-# also gets an attempt, because its row is deleted with its verdict.
+# also gets an attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next
+# check was asked for while this one was in flight: then the next one is due now, also if the transaction is parked.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -102,7 +103,10 @@ with s as materialized (
     state = case when {_PARKS} then 2::smallint else c.state end,
     parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
-    next_check_at = case when not {_HELD} then c.next_check_at when c.state = 2 then null
+    asked_at = case when not {_HELD} then c.asked_at end,
+    next_check_at = case when not {_HELD} then c.next_check_at
+      when c.asked_at is not null and s.writable then {_NOW}
+      when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
       when s.unanswered and c.last_answered >= s.number then {_NOW} end
