@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from app.checkback.check_requests import ping
+from app.checkback.registrations import ask_unanswered
 from app.database.connection import Connection
 from app.egress.urls import url_fault, without_query
 from app.errors import (
@@ -57,7 +58,6 @@ from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, url
 from app.store.checkback.group_rankings import GroupOrder, count_groups, ranked_groups
 from app.store.checkback.group_standing import GroupStanding, check_answers, group_standings
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
-from app.store.checkback.requests import ask_unanswered
 from app.store.relay.announcements import GROUP
 from app.verdicts import Checks, OnExhausted
 
@@ -148,9 +148,10 @@ async def _store(
         await forget_urls(connection, name, shape.check_urls)
         # A producer registers when it starts, so it can answer now.
         await store.note_registration(connection, name, now)
-        await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)], now)
     if not fresh:
+        if not dry_run:
+            await _ask_unanswered(runtime, name, now)
         # A patch leaves out what is to stay.
         return GroupChanged(**answer.model_dump(), changed=changed, reset=reset if base is None else [])
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
@@ -175,9 +176,15 @@ async def _repeat(runtime: Runtime, caller: Caller, name: str, wanted: GroupPut,
             fields = ", ".join(f"`{field}`" for field in changed)
             raise _for_admins(f"This PUT would change {fields} of `{name}`, but a producer's key may change nothing.")
         await store.note_registration(connection, name, now)
-        await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)], now)
+    if not dry_run:
+        await _ask_unanswered(runtime, name, now)
     return GroupChanged(**answer.model_dump())
+
+
+async def _ask_unanswered(runtime: Runtime, name: str, now: datetime) -> None:
+    async with runtime.request_pool.connection() as connection:
+        await ask_unanswered(connection, name, now)
 
 
 def _for_admins(refused: str) -> Forbidden:

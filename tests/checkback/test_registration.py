@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -9,12 +10,15 @@ import pytest
 from aiohttp import web
 
 from app.checkback.loop import CheckBack
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
 from app.permissions import Role
 from app.runtime.state import Runtime
+from app.store.checkback.requests import AT_ONCE, ask_unanswered
+from app.store.checkback.results import SettledCheck, settle
+from tests.coordinator.test_races import until_waiting
 from tests.support.api_keys import bearer, make
 from tests.support.check_responder import Call, Responder
-from tests.support.check_stepping import COMMIT, in_doubt, turn, verdict
+from tests.support.check_stepping import COMMIT, in_doubt, many_in_doubt, turn, verdict
 from tests.support.keyed_services import start
 
 __all__ = ["start"]
@@ -95,3 +99,46 @@ async def test_a_pause_that_is_over_is_not_shown_and_a_group_without_a_url_stays
     await db.execute("update producer_group set held_until = $1", runtime.clock.now())
     await asyncio.sleep(0.001)
     assert await held_until(client) is None
+
+
+@pytest.mark.parametrize("by", ["PUT", "claim"])
+async def test_all_that_was_not_answered_is_due_after_a_registration(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, by: str
+) -> None:
+    put = {"check_urls": ["http://127.0.0.1:9/"], "checks": "claim"}
+    await client.put(SHOP, json=put)
+    ids = await many_in_doubt(db, runtime, "shop", 2 * AT_ONCE + 500)
+    at = runtime.clock.now() + timedelta(seconds=600)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9", at)
+    # Those that are in flight are asked again once they are settled.
+    leased = "update check_back set leased_until = $1 where transaction_id = any($2::uuid[])"
+    await db.execute(leased, at, ids[:AT_ONCE])
+    if by == "PUT":
+        assert (await client.put(SHOP, json=put)).status_code == 200
+    else:
+        assert (await client.post(f"{SHOP}/checks/claim", json={"started": True, "max": 1})).status_code == 200
+    waits = "select count(*) from check_back where next_check_at > $1 and asked_at is null and claimed_at is null"
+    assert await db.fetchval(waits, runtime.clock.now()) == 0
+
+
+async def test_a_row_that_is_settled_now_is_asked_once_it_has_its_back_off(
+    runtime: Runtime, db: Connection, dsn: str, group: str
+) -> None:
+    now = runtime.clock.now()
+    first, second = await many_in_doubt(db, runtime, group, 2)
+    at = now + timedelta(seconds=600)
+    await db.execute("update check_back set unanswered = 1, leased_until = $1", at)
+    holder, settling, asking = [await connect(dsn) for _ in range(3)]
+    rows = [SettledCheck(one, 0, 1, now, unanswered=True, next_check_at=at) for one in (second, first)]
+    async with holder.transaction():
+        await holder.execute("select from check_back where transaction_id = $1 for update", second)
+        settled = asyncio.create_task(settle(settling, rows, now))
+        await until_waiting(db)
+        asked = asyncio.create_task(ask_unanswered(asking, group, now))
+        await until_waiting(db, 2)
+    await settled
+    assert await asked == 2
+    found = await db.fetch("select next_check_at, unanswered, leased_until from check_back")
+    assert [tuple(row) for row in found] == [(now, 2, None)] * 2
+    for connection in (holder, settling, asking):
+        await connection.close()
