@@ -194,6 +194,8 @@ producer_group = Table(
     # Learned by check-back: how many checks may be in flight, and until when the group asked for no checks.
     Column("check_window", Integer, nullable=False),
     Column("held_until", Time),
+    # The last PUT, also one that changed nothing: it ends the time for which the group asked for no checks.
+    Column("registered_at", Time),
     Column("next_ping_at", Time, nullable=False),
     # `claim`: producers may claim the group's checks, and it may have no check URL.
     Column("checks", Text, nullable=False, server_default=text("'call'")),
@@ -251,6 +253,8 @@ check_back = Table(
     # The check is out to a producer that claimed it while this is the lease's epoch; each later lease has another one.
     Column("claimed_epoch", BigInteger),
     Column("claimed_at", Time),
+    # A check was asked for after the last claim, by a person or a registration: the next one does not wait.
+    Column("asked_at", Time),
     CheckConstraint("state IN (1, 2)", name="check_back_state"),
     Index("check_back_due", "producer_group", "next_check_at"),
     Index("check_back_leased", "producer_group", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),

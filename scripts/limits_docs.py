@@ -75,6 +75,10 @@ GROUPS = (
     Limit("app.schemas.claimed_checks.INVISIBLE_MAX_S", "seconds for which a claim may hold its checks"),
     Limit("app.schemas.claimed_checks.WAIT_MAX_S", "seconds for which a claim may wait for a check"),
     Limit("app.schemas.claimed_checks.ANSWERS_MAX", "answers to checks in one request"),
+    Limit(
+        "app.checkback.registrations.ASKED_WITHIN_S",
+        "seconds for which a registration makes unanswered checks due; the others keep their time",
+    ),
     Limit("app.store.checkback.producer_groups.UNDECIDED_MAX", "undecided transactions that a refused delete counts"),
     Limit("app.schemas.subscription_put.TOPICS_MAX", "topics of a subscription"),
     Limit("app.schemas.subscription_put.TAGS_MAX", "tags of a subscription's filter"),

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from app.checkback.check import Check, FinishedCheck, fields_of
+from app.checkback.registrations import ask_unanswered
 from app.checkback.settle import settle_batch
 from app.database.connection import Connection
 from app.policy.check_schedule import Answered, LeaveParked, Park, after_check, before_check
@@ -15,7 +16,6 @@ from app.store.admin.audit import Act, record
 from app.store.checkback import claimed_checks as store
 from app.store.checkback.claimed_checks import TakenClaim
 from app.store.checkback.claims import AskedGroup, AskedMessage, Claim, asked_groups, asked_messages, message_bytes
-from app.store.checkback.requests import ask_unanswered
 from app.store.coordinator.ops import Recorded
 from app.verdicts import Checks, State, Verdict
 
@@ -68,7 +68,10 @@ async def read_group(connection: Connection, name: str) -> AskedGroup | None:
 
 
 async def note_claimer(connection: Connection, group: AskedGroup, now: datetime, *, started: bool) -> None:
-    """Write that a producer of the group claims. If it has started, checks that were not answered are due at once."""
+    """Write that a producer of the group claims. If it has started, checks that were not answered are due at once.
+
+    `connection` must be in no database transaction.
+    """
     known = group.claimed_at
     if started or known is None or (now - known).total_seconds() > STARTED_AFTER_S:
         await ask_unanswered(connection, group.name, now)

@@ -47,11 +47,11 @@ class GroupFeedback:
 
     def adjustments(self, batch: Sequence[FinishedCheck], now: datetime) -> list[Adjustment]:
         """Return how the windows of a batch's groups change and which are held; unchanged groups are left out."""
-        by_group: defaultdict[tuple[str, datetime], list[FinishedCheck]] = defaultdict(list)
+        by_group: defaultdict[tuple[object, ...], list[FinishedCheck]] = defaultdict(list)
         for finished in batch:
             group = finished.check.group
             if group is not None and finished.result is not None:
-                by_group[group.name, group.updated_at].append(finished)
+                by_group[group.name, group.updated_at, group.registered_at].append(finished)
         found = (self._adjustment(checks, now) for checks in by_group.values())
         return [adjustment for adjustment in found if adjustment is not None]
 
@@ -62,7 +62,8 @@ class GroupFeedback:
         results = [finished.result for finished in checks]
         hold = max(held_s(one) for one in results if one is not None)
         congested = any(isinstance(one, Unanswered) and one.congested for one in results)
-        adjustment = Adjustment(name, group.updated_at, False, 0, now + timedelta(seconds=hold) if hold else None)
+        until = now + timedelta(seconds=hold) if hold else None
+        adjustment = Adjustment(name, group.updated_at, group.registered_at, False, 0, until)
         if congested:
             last = self._halved.get(name)
             if last is None or now >= last + timedelta(seconds=HALVE_EVERY_S):

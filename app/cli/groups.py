@@ -193,6 +193,7 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
             "checks": _checks(group),
             "at most": f"{group['max_checks']} answered unknown, then {group['on_exhausted']}",
             "one call": f"{span(group['check_timeout_s'])} at most, {group['check_max_in_flight']} at once",
+            "held until": moment(group["held_until"]),
             "unanswered": f"parked after {span(group['unanswered_park_s'])}",
             **_open(group),
             "pinged": f"every {span(group['ping_interval_s'])}",

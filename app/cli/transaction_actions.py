@@ -50,9 +50,7 @@ def check(
     if transaction_id is not None:
         _refuse_filter(context)
         answer = call(url, "POST", path_of("transactions", transaction_id, "check"), as_json=as_json)
-        print_json(answer) if as_json else print(
-            f"Halfnote asks its producer now ({moment(answer['next_check_at'])} UTC)."
-        )
+        print_json(answer) if as_json else print(_asked(answer))
         return
     many = filtered(group, state, born_after, born_before, limit, dry_run)
     _print_answer(call(url, "POST", "/transactions/check", content=many, as_json=as_json), "asked about", as_json)
@@ -202,6 +200,16 @@ def _act(url: str, path: str, many: dict[str, Any], said: tuple[str, str], *, ye
         print_json({**answer, "more": found["more"]})
         return
     _print_count(answer["changed"], found, done)
+
+
+def _asked(answer: dict[str, Any]) -> str:
+    at = moment(answer["next_check_at"])
+    if answer["held_until"] is None:
+        return f"Halfnote asks its producer now ({at} UTC)."
+    return (
+        f"Its producer group asked for no checks until {at} UTC.\n"
+        "Halfnote asks then, or at once when the group is registered again."
+    )
 
 
 def _print_answer(answer: dict[str, Any], done: str, as_json: bool) -> None:

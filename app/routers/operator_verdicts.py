@@ -35,6 +35,7 @@ from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, Actor, Reason, Strict
 from app.schemas.transactions import CheckAsked, Matched
 from app.store.admin.audit import record_all
+from app.store.checkback.producer_groups import held_until
 from app.store.checkback.requests import ask_all_now
 from app.store.coordinator.ops import End
 from app.store.coordinator.transactions import transaction_state
@@ -82,8 +83,9 @@ async def check_transaction(
 ) -> CheckAsked:
     """Make a transaction's check due at once, even during its check immunity and even if it is parked.
 
-    Send no body. A parked transaction stays parked unless the answer is a verdict. A producer's key may ask for checks
-    of its own groups' transactions.
+    Send no body. A parked transaction stays parked unless the answer is a verdict. While its producer group has asked
+    for no checks (`Retry-After`), the answer has `held_until`, and the check is sent then; a PUT of the group ends the
+    pause. A producer's key may ask for checks of its own groups' transactions.
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
@@ -95,8 +97,9 @@ async def check_transaction(
         if standing is not None and not asked:
             # It may have been decided after the first look.
             standing = await transaction_state(connection, transaction_id)
+        held = await held_until(connection, standing.producer_group, now) if standing is not None and asked else None
     if asked:
-        return CheckAsked(transaction_id=transaction_id, next_check_at=now)
+        return CheckAsked(transaction_id=transaction_id, next_check_at=held or now, held_until=held)
     if standing is None:
         raise await unknown_transaction(runtime, transaction_id)
     raise AlreadyDecided(f"The transaction is {standing.state}. A verdict is final.", state=standing.state)

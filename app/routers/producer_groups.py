@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from app.checkback.check_requests import ping
+from app.checkback.registrations import ask_unanswered
 from app.database.connection import Connection
 from app.egress.urls import url_fault, without_query
 from app.errors import (
@@ -57,7 +58,6 @@ from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, url
 from app.store.checkback.group_rankings import GroupOrder, count_groups, ranked_groups
 from app.store.checkback.group_standing import GroupStanding, check_answers, group_standings
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
-from app.store.checkback.requests import ask_unanswered
 from app.store.relay.announcements import GROUP
 from app.verdicts import Checks, OnExhausted
 
@@ -87,9 +87,9 @@ async def put_group(
     changed because of that. Only the secret is kept if none is given. A secret other than the current one is a
     rotation: for 24 hours both secrets sign.
 
-    Producers register when they start: checks of the group that were not answered are due again at once. With a
-    producer's key only a PUT of its own group that changes nothing is allowed; an admin registers a group and changes
-    it. A `secret` in it must be one that signs now.
+    Producers register when they start: checks of the group that were not answered are due again at once, also if it
+    asked for a pause by `Retry-After`. With a producer's key only a PUT of its own group that changes nothing is
+    allowed; an admin registers a group and changes it. A `secret` in it must be one that signs now.
 
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
@@ -147,9 +147,11 @@ async def _store(
             await record(connection, entry, now)
         await forget_urls(connection, name, shape.check_urls)
         # A producer registers when it starts, so it can answer now.
-        await ask_unanswered(connection, name, now)
-        [answer] = await _answers(connection, [await _known(connection, name)])
+        await store.note_registration(connection, name, now)
+        [answer] = await _answers(connection, [await _known(connection, name)], now)
     if not fresh:
+        if not dry_run:
+            await _ask_unanswered(runtime, name, now)
         # A patch leaves out what is to stay.
         return GroupChanged(**answer.model_dump(), changed=changed, reset=reset if base is None else [])
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
@@ -173,9 +175,16 @@ async def _repeat(runtime: Runtime, caller: Caller, name: str, wanted: GroupPut,
         if changed:
             fields = ", ".join(f"`{field}`" for field in changed)
             raise _for_admins(f"This PUT would change {fields} of `{name}`, but a producer's key may change nothing.")
-        await ask_unanswered(connection, name, now)
-        [answer] = await _answers(connection, [stored])
+        await store.note_registration(connection, name, now)
+        [answer] = await _answers(connection, [await _known(connection, name)], now)
+    if not dry_run:
+        await _ask_unanswered(runtime, name, now)
     return GroupChanged(**answer.model_dump())
+
+
+async def _ask_unanswered(runtime: Runtime, name: str, now: datetime) -> None:
+    async with runtime.request_pool.connection() as connection:
+        await ask_unanswered(connection, name, now)
 
 
 def _for_admins(refused: str) -> Forbidden:
@@ -219,7 +228,7 @@ async def list_groups(
         standing = await group_standings(connection, [group.name for group in page]) if query.standing else {}
         items = [
             GroupListed(**answer.model_dump(), standing=_standing(standing.get(answer.name)))
-            for answer in await _answers(connection, page)
+            for answer in await _answers(connection, page, runtime.clock.now())
         ]
     return GroupList(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
 
@@ -245,7 +254,7 @@ async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> G
     """
     caller.must_have_group(name)
     async with runtime.request_pool.connection() as connection:
-        [answer] = await _answers(connection, [await _known(connection, name)])
+        [answer] = await _answers(connection, [await _known(connection, name)], runtime.clock.now())
         standing = (await group_standings(connection, [name]))[name]
         answered = await check_answers(connection, name)
     return GroupShown(
@@ -385,13 +394,14 @@ def _readable(runtime: Runtime, stored: ProducerGroup) -> list[Secret]:
         return []
 
 
-async def _answers(connection: Connection, groups: list[ProducerGroup]) -> list[GroupAnswer]:
+async def _answers(connection: Connection, groups: list[ProducerGroup], now: datetime) -> list[GroupAnswer]:
     known = await urls_of(connection, [group.name for group in groups])
     return [
         GroupAnswer(
             name=group.name,
             **asdict(group.shape),
             claimed_at=group.claimed_at,
+            held_until=group.held_until if group.held_until is not None and group.held_until > now else None,
             created_at=group.created_at,
             updated_at=group.updated_at,
             urls=[_url_state(known.get((group.name, url)), url) for url in group.shape.check_urls],

@@ -60,6 +60,7 @@ EXAMPLE: dict[str, Any] = {
     "name": "shop",
     **SHAPE_EXAMPLE,
     "claimed_at": None,
+    "held_until": None,
     "created_at": "2026-11-21T08:00:00Z",
     "updated_at": "2026-11-21T08:00:00Z",
     "urls": [
@@ -173,6 +174,10 @@ class GroupAnswer(BaseModel):
     checks: Literal["call", "claim"]
     batch_checks: bool
     claimed_at: datetime | None = Field(description="when a producer last claimed checks, within 10 s; null: never")
+    held_until: datetime | None = Field(
+        description="until then no check is sent, because an answer had `Retry-After`; a PUT or PATCH of the "
+        "group, also one that changes nothing, ends it. null: the group is asked"
+    )
     created_at: datetime
     updated_at: datetime
     urls: list[UrlState] = Field(description="one for each of `check_urls`")

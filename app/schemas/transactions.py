@@ -215,10 +215,15 @@ class StoredMessageShown(MessageShown):
 
 
 class CheckAsked(Shown):
-    """A worker checks the transaction as soon as one is free."""
+    """A worker checks the transaction at this time, or as soon after it as one is free."""
 
     transaction_id: UUID = Field(examples=[ID])
-    next_check_at: datetime
+    next_check_at: datetime = Field(
+        description="now; or `held_until` of its producer group, which has asked for no checks until then"
+    )
+    held_until: datetime | None = Field(
+        description="null, or the end of the pause that its producer group asked for by `Retry-After`"
+    )
 
 
 class Matched(Shown):

@@ -1,13 +1,15 @@
 """`halfnote transactions`: list, show, check, verdict, reissue."""
 
 import io
+import time
 from uuid import UUID, uuid4
 
 import asyncpg
 import httpx
 import pytest
 
-from tests.support.cli_requests import group, post_end, post_half
+from app.cli.tables import moment
+from tests.support.cli_requests import answering, group, post_end, post_half
 from tests.support.cli_runs import Answering, Run, run, run_alone
 
 __all__ = ["group", "run", "run_alone"]
@@ -121,6 +123,25 @@ def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> N
     twice = run("transactions", "reissue", transaction_id, "--reason", "again")
     assert twice.code == 1
     assert reissued.json["transaction_id"] in twice.err
+
+
+def test_a_check_says_how_long_the_group_has_asked_for_none(run: Run, url: str, group: str) -> None:
+    with answering(503, {"retry-after": "3600"}) as busy:
+        run("groups", "put", group, "--check-url", busy)
+        transaction_id = post_half(url, group)
+        assert "asks its producer now" in run("transactions", "check", transaction_id).out
+        deadline = time.monotonic() + 60
+        while run("groups", "get", group, "--json").json["held_until"] is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        until = moment(run("groups", "get", group, "--json").json["held_until"])
+        lines = [line.split() for line in run("groups", "get", group).out.splitlines()]
+        assert ["held", "until", *str(until).split()] in lines
+        asked = run("transactions", "check", transaction_id)
+        assert (asked.code, f"asked for no checks until {until} UTC" in asked.out) == (0, True)
+        assert all(len(line) <= 80 for line in asked.out.splitlines())
+        run("groups", "put", group, "--check-url", "http://127.0.0.1:9/check")
+    assert "held until" not in run("groups", "get", group).out
 
 
 def test_a_filter_decides_only_what_it_listed(run: Run, url: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,18 @@ async def test_only_the_console_itself_says_that_something_is_done(client: httpx
     assert said not in (await client.get(done.headers["location"], headers=FORM)).text
 
 
+async def test_a_check_in_a_pause_of_its_group_is_not_said_to_be_due(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    one = await half(client, key="order-1030")
+    assert "Held until" not in (await client.get("/console/producer-groups/shop")).text
+    await db.execute("update producer_group set held_until = '2999-01-01'")
+    assert "Held until" in (await client.get("/console/producer-groups/shop")).text
+    done = await submit(client, f"/console/transactions/{one}/do/check", reason="asked by phone")
+    said = "The producer group asked for no checks until 2999-01-01 00:00:00.000 UTC."
+    assert said in (await client.get(done.headers["location"], headers=FORM)).text
+
+
 async def test_acts_on_transactions(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     first, second, third = [await half(client, key=f"order-{number}") for number in (1030, 1031, 1032)]
     path = f"/console/transactions/{first}/do"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of, number_or_text
-from app.console.rendering import command, link, state
+from app.console.rendering import command, exact, link, state
 from app.console.visit import Visit
 from app.errors import Invalid
 from app.routers.operator_verdicts import (
@@ -85,8 +85,10 @@ async def _check_preview(visit: Visit) -> Preview:
 
 
 async def _check(visit: Visit, reason: str) -> Done:
-    await check_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], note_of(reason))
-    return Done("The check is due now.", _back(visit))
+    asked = await check_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], note_of(reason))
+    if asked.held_until is None:
+        return Done("The check is due now.", _back(visit))
+    return Done(f"The producer group asked for no checks until {exact(asked.held_until)}.", _back(visit))
 
 
 def _verdict(word: str, effect: str, tone: str) -> ConsoleAct:

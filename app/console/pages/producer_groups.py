@@ -17,6 +17,7 @@ _COLUMNS = (
     "check_urls",
     "checks",
     "claimed_at",
+    "held_until",
     "in_doubt",
     "parked",
     "last_error",

@@ -51,7 +51,7 @@ with {CHANCE}, picked as materialized (
   order by c.next_check_at limit $3 for update skip locked
 ){
     _taken(
-        f"asked = c.asked + 1, claimed_epoch = c.lease_epoch + {BY_CHANCE}, claimed_at = $2, "
+        f"asked = c.asked + 1, claimed_epoch = c.lease_epoch + {BY_CHANCE}, claimed_at = $2, asked_at = null, "
         "leased_until = $2 + make_interval(secs => $4), next_check_at = $2 + make_interval(secs => $4)",
         BY_CHANCE,
     )

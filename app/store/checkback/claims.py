@@ -105,7 +105,7 @@ CLAIM = f"""{_ALLOTTED}, {CHANCE}, picked as materialized (
 ), taken as (
   update check_back c
   set asked = c.asked + 1, lease_epoch = c.lease_epoch + {BY_CHANCE},
-    leased_until = $1 + make_interval(secs => a.lease_s)
+    leased_until = $1 + make_interval(secs => a.lease_s), asked_at = null
   from allotted a
   where a.name = c.producer_group
     and c.transaction_id = any (array(select transaction_id from picked where not decided))
@@ -120,7 +120,7 @@ from picked p left join taken t using (transaction_id)
 # Primary key.
 GROUPS = """
 select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s, check_timeout_s,
-  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks, updated_at
+  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks, updated_at, registered_at
 from producer_group where name = any($1)
 """
 
@@ -180,7 +180,7 @@ class Claim:
 class AskedGroup:
     """The columns of a group that a check needs; `secrets` is JSON text. If `deleted_at` is set, no URL is called.
 
-    `updated_at` tells its configurations apart.
+    `updated_at` tells its configurations apart, `registered_at` its registrations.
     """
 
     name: str
@@ -198,6 +198,7 @@ class AskedGroup:
     claimed_at: datetime | None
     batch_checks: bool
     updated_at: datetime
+    registered_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

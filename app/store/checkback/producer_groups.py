@@ -17,28 +17,30 @@ UNDECIDED_MAX = 100_000
 
 _SHAPE = """check_urls, immunity_s, interval_s, max_checks, check_timeout_s, unanswered_park_s, on_exhausted,
   check_max_in_flight, ping_interval_s, checks, batch_checks"""
+_COLUMNS = f"""name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at,
+  nullif(held_until, 'infinity') as held_until"""
 
 # Primary key.
 GROUP = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+select {_COLUMNS} from producer_group
 where name = $1 and deleted_at is null
 """  # noqa: S608
 
 LOCKED_GROUP = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+select {_COLUMNS} from producer_group
 where name = $1 for update
 """  # noqa: S608
 
 # Primary key, in order; a page is an index range.
 GROUPS = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+select {_COLUMNS} from producer_group
 where name > $1 and deleted_at is null and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
 order by name limit $2
 """  # noqa: S608
 
 # Primary key.
 NAMED = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+select {_COLUMNS} from producer_group
 where name = any($1::text[]) and deleted_at is null
 """  # noqa: S608
 
@@ -63,6 +65,19 @@ update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6,
   check_window = $9, held_until = {_HELD}, next_ping_at = $14
 where name = $1
 """  # noqa: S608
+
+# Primary key. The producer can answer now, so the hold ends. A check whose group was read before this cannot begin a
+# new one (ADJUST). A group without a URL stays held.
+NOTE_REGISTRATION = """
+update producer_group set registered_at = $2, held_until = case when held_until = 'infinity' then held_until end
+where name = $1
+"""
+
+# Primary key. Producers that claim checks are not held.
+HELD_UNTIL = """
+select held_until from producer_group
+where name = $1 and held_until > $2 and held_until < 'infinity' and checks = 'call'
+"""
 
 CHANGE_SECRETS = "update producer_group set secrets = $2, updated_at = $3 where name = $1"
 
@@ -110,7 +125,10 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGroup:
-    """A stored group. `secrets` is JSON as stored (`app.secrets.vault` decrypts it). `deleted_at` set: a tombstone."""
+    """A stored group. `secrets` is JSON as stored (`app.secrets.vault` decrypts it). `deleted_at` set: a tombstone.
+
+    `held_until`: until when it asked for no checks, also if that time is over.
+    """
 
     name: str
     shape: GroupShape
@@ -119,6 +137,7 @@ class ProducerGroup:
     updated_at: datetime
     deleted_at: datetime | None
     claimed_at: datetime | None
+    held_until: datetime | None
 
 
 async def read_group(connection: Connection, name: str) -> ProducerGroup | None:
@@ -161,6 +180,17 @@ async def change_group(connection: Connection, name: str, shape: GroupShape, sec
     await connection.execute(CHANGE_GROUP, name, *astuple(shape), _secrets(secrets), now)
 
 
+async def note_registration(connection: Connection, name: str, now: datetime) -> None:
+    """Write that a group was registered, also unchanged, and end the time for which it asked for no checks."""
+    await connection.execute(NOTE_REGISTRATION, name, now)
+
+
+async def held_until(connection: Connection, name: str, now: datetime) -> datetime | None:
+    """Return until when no check of a group is sent because it asked for a pause; None if it is asked now."""
+    until: datetime | None = await connection.fetchval(HELD_UNTIL, name, now)
+    return until
+
+
 async def change_secrets(connection: Connection, name: str, secrets: Any, now: datetime) -> None:
     """Change the secrets of a group."""
     await connection.execute(CHANGE_SECRETS, name, _secrets(secrets), now)
@@ -187,6 +217,7 @@ def _group(row: Any) -> ProducerGroup:
         row["updated_at"],
         row["deleted_at"],
         row["claimed_at"],
+        row["held_until"],
     )
 
 

@@ -22,8 +22,9 @@ select transaction_id, 'check', $2, asked, 'unknown', 1 from answered
 """
 
 # Primary keys, one partition each (LATERAL … OFFSET 0). A transaction that is not in doubt yet is swept now. A parked
-# one becomes due and stays parked, so that the policy never decides it. Rows are locked in the order of ids, so two
-# calls cannot deadlock. `xmax = 0` marks an inserted row; an updated row has an xmax.
+# one becomes due and stays parked, so that the policy never decides it. `asked_at` keeps the request until the check in
+# flight, if there is one, is settled: SETTLE writes the time of the next check. Rows are locked in the order of ids, so
+# two calls cannot deadlock. `xmax = 0` marks an inserted row; an updated row has an xmax.
 ASK_NOW = """
 with asked as (
   insert into check_back as c (transaction_id, producer_group, state, swept_at, next_check_at)
@@ -35,7 +36,7 @@ with asked as (
     offset 0
   ) h
   order by w.transaction_id
-  on conflict (transaction_id) do update set next_check_at = least(c.next_check_at, $2)
+  on conflict (transaction_id) do update set next_check_at = least(c.next_check_at, $2), asked_at = $2
   returning c.transaction_id, c.swept_at, c.xmax = 0 as swept
 ), noted as (
   insert into attempt (transaction_id, kind, at, outcome)
@@ -46,17 +47,33 @@ with asked as (
 select a.transaction_id from asked a
 """
 
-# Served by check_back_due. A check in flight settles as usual. Rows that another process settles now are left out, so
-# that the two cannot wait for each other. At most so many: a group's window limits the checks that can follow anyway.
+# Served by check_back_due and check_back_leased: the rows that wait for their next try, and those whose check is in
+# flight and not marked yet. Rows are locked in the order of ids, as every statement does that waits for several: one
+# that is being settled has its back-off once its lock is free.
 AT_ONCE = 1000
 ASK_UNANSWERED = """
-update check_back set next_check_at = $2
-where transaction_id = any(array(
-  select c.transaction_id from check_back c
-  where c.producer_group = $1 and c.next_check_at > $2 and c.state = 1 and c.unanswered > 0
-    and (c.leased_until is null or c.leased_until <= $2)
-  order by c.next_check_at limit $3 for update skip locked
-))
+with picked as materialized (
+  (
+    select c.transaction_id from check_back c
+    where c.producer_group = $1 and c.next_check_at > $2 and c.state = 1 and c.unanswered > 0
+      and (c.leased_until is null or c.leased_until <= $2)
+    order by c.next_check_at limit $3
+  ) union (
+    select c.transaction_id from check_back c
+    where c.producer_group = $1 and c.leased_until > $2 and c.state = 1 and c.unanswered > 0 and c.asked_at is null
+    limit $3
+  )
+), locked as materialized (
+  select l.transaction_id from (select * from picked order by transaction_id) p cross join lateral (
+    select c.transaction_id from check_back c
+    where c.transaction_id = p.transaction_id and c.state = 1 and c.unanswered > 0 for update
+  ) l
+), asked as (
+  update check_back c set asked_at = $2,
+    next_check_at = case when c.leased_until > $2 then c.next_check_at else least(c.next_check_at, $2) end
+  where c.transaction_id = any (array(select transaction_id from locked))
+)
+select count(*) from picked
 """
 
 
@@ -79,6 +96,10 @@ async def ask_all_now(connection: Connection, transaction_ids: Iterable[UUID], n
     return sorted(row["transaction_id"] for row in rows)
 
 
-async def ask_unanswered(connection: Connection, group: str, now: datetime) -> None:
-    """Make a group's checks due at once that were not answered and wait for their next try."""
-    await connection.execute(ASK_UNANSWERED, group, now, AT_ONCE)
+async def ask_unanswered(connection: Connection, group: str, now: datetime) -> int:
+    """Make checks of a group due at once that were not answered: those that wait for their next try or are in flight.
+
+    Up to AT_ONCE of each; return how many were found.
+    """
+    found: int = await connection.fetchval(ASK_UNANSWERED, group, now, AT_ONCE)
+    return found

@@ -41,6 +41,7 @@ CHECKS = RowArrays(
 ADJUSTMENTS = RowArrays(
     Column("name", "text"),
     Column("updated_at", "timestamptz"),
+    Column("registered_at", "timestamptz"),
     Column("halve", "bool"),
     Column("grow", "int"),
     Column("held_until", "timestamptz"),
@@ -69,7 +70,8 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
 # `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
 # transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
-# also gets an attempt, because its row is deleted with its verdict.
+# also gets an attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next
+# check was asked for while this one was in flight: then the next one is due now, also if the transaction is parked.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -101,7 +103,10 @@ with s as materialized (
     state = case when {_PARKS} then 2::smallint else c.state end,
     parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
-    next_check_at = case when not {_HELD} then c.next_check_at when c.state = 2 then null
+    asked_at = case when not {_HELD} then c.asked_at end,
+    next_check_at = case when not {_HELD} then c.next_check_at
+      when c.asked_at is not null and s.writable then {_NOW}
+      when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
       when s.unanswered and c.last_answered >= s.number then {_NOW} end
@@ -150,7 +155,8 @@ where c.transaction_id = any (array(select transaction_id from locked))
 """  # noqa: S608 -- a constant
 
 # Each group's window has additive increase and multiplicative decrease, as in TCP. The answer of an old URL changes
-# nothing: a change of the configuration has reset the window and the hold. Rows are locked in the order of the names.
+# nothing: a change of the configuration has reset the window and the hold. Nor does a check from before the last
+# registration hold the group: the producer has said since that it can answer. Rows are locked in the order of names.
 ADJUST = f"""
 with a as materialized (
   select * from {ADJUSTMENTS.unnest("a")}
@@ -160,7 +166,8 @@ with a as materialized (
 update producer_group g set
   check_window = greatest(1, least(g.check_max_in_flight,
     case when a.halve then g.check_window / 2 else g.check_window + a.grow end)),
-  held_until = greatest(g.held_until, a.held_until)
+  held_until = case when g.registered_at is not distinct from a.registered_at
+    then greatest(g.held_until, a.held_until) else g.held_until end
 from a join locked using (name)
 where g.name = a.name and g.updated_at = a.updated_at
 """  # noqa: S608 -- constants
@@ -200,11 +207,12 @@ class SettledCheck:
 class Adjustment:
     """A change of one group's window (halved, or one step larger) and the time until which the group is held.
 
-    `updated_at`: of the configuration that the checks were sent with.
+    `updated_at`: of the configuration that the checks were sent with. `registered_at`: the last registration before.
     """
 
     name: str
     updated_at: datetime
+    registered_at: datetime | None
     halve: bool
     grow: int
     held_until: datetime | None

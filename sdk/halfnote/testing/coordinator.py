@@ -288,7 +288,8 @@ class Coordinator:
         if stored.verdict is not None:
             raise Refusal(409, "already-decided", "The transaction has its verdict already.")
         now = datetime.now(timezone.utc).isoformat()
-        return httpx.Response(202, json={"transaction_id": str(stored.transaction_id), "next_check_at": now})
+        asked = {"transaction_id": str(stored.transaction_id), "next_check_at": now, "held_until": None}
+        return httpx.Response(202, json=asked)
 
     def _known(self, transaction_id: UUID) -> Stored:
         stored = self.transactions.get(transaction_id)
