@@ -24,6 +24,7 @@ from halfnote.consuming import (
     WORKED_ON,
     Consuming,
     HeldMessage,
+    again_of,
     error_of,
     given_back,
     lanes_of,
@@ -90,8 +91,9 @@ class Consumer:
     def messages(self) -> AsyncIterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
-        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
+        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
+        Refused, for example if the subscription is not there.
         """
         over = asyncio.Event()
         loop = self._messages(over)
@@ -371,7 +373,7 @@ class Consumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            await self._settle("nack", begun, retry_after_s=0.0, error=why)
+            await self._settle("nack", begun, **again_of(error), error=why)
         if rest:
             await self._settle("nack", rest, begun=False, error=why)
 

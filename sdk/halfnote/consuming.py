@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -212,6 +213,15 @@ def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseExcepti
         return [GivenBack([one, *rest], fields)]
     failed = GivenBack([one], {"error": error_of(error)})
     return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
+
+
+def again_of(error: BaseException | None) -> dict[str, Any]:
+    """Return the fields of what was begun and is given back at an exception: at once only if that ended the consumer.
+
+    Any other exception may be the work's own, and comes again with the message: without the pauses of `retry` it would
+    use up all tries in a moment. So may a loop that was left.
+    """
+    return {"retry_after_s": 0.0} if isinstance(error, (CancelledError, KeyboardInterrupt)) else {}
 
 
 def still_held(held: Mapping[str, HeldMessage], but: HeldMessage | None) -> dict[str, HeldMessage]:

@@ -20,6 +20,7 @@ from halfnote.consuming import (
     WORKED_ON,
     Consuming,
     HeldMessage,
+    again_of,
     error_of,
     given_back,
     lanes_of,
@@ -93,8 +94,9 @@ class SyncConsumer:
     def messages(self) -> Iterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
-        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
+        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
+        Refused, for example if the subscription is not there.
         """
         over = self._loop_over = threading.Event()
         self._loop_thread = threading.get_ident()
@@ -348,7 +350,7 @@ class SyncConsumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            self._settle("nack", begun, retry_after_s=0.0, error=why)
+            self._settle("nack", begun, **again_of(error), error=why)
         if rest:
             self._settle("nack", rest, begun=False, error=why)
 
