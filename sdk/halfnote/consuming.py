@@ -235,5 +235,5 @@ def error_of(error: BaseException) -> str:
 
 
 def said(text: str) -> str:
-    """Return a text as the service takes it."""
-    return text.replace("\0", "")[:TEXT_MAX] or "no reason was given"
+    """Return a text as the service takes it: in UTF-8, so without the surrogates of, say, a file name that is not."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()[:TEXT_MAX] or "no reason was given"

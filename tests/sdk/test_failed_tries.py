@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 from halfnote import Consumer, SyncConsumer
+from halfnote.inbox import Reject
+from halfnote.message import Message
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
@@ -87,3 +89,45 @@ async def test_a_message_whose_task_was_canceled_comes_again_at_once(
     await publish(client, order(1))
     await left(made(Consumer, worker, runtime), asyncio.CancelledError())
     assert (await waits(db))[1] < timedelta(seconds=LONG_S)
+
+
+@KINDS
+@pytest.mark.parametrize("error", [Reject("bad file \udcff"), Reject(OSError("bad file \udcff"))])  # type: ignore[arg-type]
+async def test_a_rejection_whose_text_is_not_utf_8_makes_a_dead_letter(
+    kind: type[Consumer | SyncConsumer],
+    error: Reject,
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+    worker: str,
+) -> None:
+    await publish(client, order(1))
+    await failed(made(kind, worker, runtime), error)
+    assert await db.fetchval("select reason from dead_letter") == "bad file ?"
+
+
+@KINDS
+async def test_a_failure_whose_text_is_not_utf_8_is_kept(
+    kind: type[Consumer | SyncConsumer], client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, order(1))
+    await failed(made(kind, worker, runtime), ValueError("bad file \udcff"))
+    assert await db.fetchval("select last_error from delivery_retry") == "ValueError: bad file ?"
+
+
+async def failed(consumer: Any, error: Exception) -> None:
+    """Run a consumer whose handler stops it and raises."""
+
+    def handle(message: Message) -> None:
+        consumer.stop()
+        raise error
+
+    async def handle_async(message: Message) -> None:
+        handle(message)
+
+    if isinstance(consumer, SyncConsumer):
+        await asyncio.to_thread(consumer.run, handle)
+        await asyncio.to_thread(consumer.close)
+    else:
+        async with consumer:
+            await consumer.run(handle_async)
