@@ -3,8 +3,10 @@
 import base64
 import json
 import logging
+import threading
 import time
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,12 +27,17 @@ HELD_S = 60.0
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
 TEXT_MAX = 1000
+# How many messages may wait for earlier ones of their keys in a `run`, unless a claim has more. Each is in memory.
+WAITING_MOST = 100
+# The most handles of one request.
+HANDLES_MOST = 1000
 # When a message comes again that another consumer still works on.
 RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
 NOT_BEGUN = "its time, or that of another message of its key, was over before the work on it began"
 LEFT = "%d messages were not settled (%s), and come again: %s"
 WORKED_ON = "message %s is still worked on as its consumer closes: it comes again unless that ends in time"
+ENDS = "messages of %s cannot be claimed, which ends `run` after the handlers under way: %s"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
 
@@ -71,14 +78,14 @@ class Consuming:
         self.subscription = subscription
         self.invisible_s = HELD_S if invisible_s is None else invisible_s
         self._is_lowered = invisible_s is None
-        self._at_most = at_most
+        self.at_most = at_most
         self.attempt_s = attempt_s
         self._clock = clock
 
     def claimed(self, wait_s: float) -> Exchange[list[HeldMessage]]:
         """Claim messages; wait up to `wait_s` if there is none. Raises Refused or Unconfirmed."""
         timeout_s = wait_s + self.attempt_s
-        most = {} if self._at_most is None else {"max": self._at_most}
+        most = {} if self.at_most is None else {"max": self.at_most}
         while True:
             content = {**most, "invisible_s": self.invisible_s, "wait_s": wait_s}
             request = self._post("claim", content, timeout_s)
@@ -100,11 +107,13 @@ class Consuming:
 
     def extended(self, held: Sequence[HeldMessage]) -> Exchange[list[HeldMessage]]:
         """Hold messages for longer; return those that were not held any more. Raises Refused or Unconfirmed."""
-        invisible_s = self.invisible_s
-        lost, sent_at = yield from _dated(self.settled("extend", held, invisible_s=invisible_s), self._clock)
-        for one in set(held).difference(lost):
-            one.until = sent_at + invisible_s
-        return lost
+        invisible_s, not_held = self.invisible_s, list[HeldMessage]()
+        for some in _parts(held):
+            lost, sent_at = yield from _dated(self.settled("extend", some, invisible_s=invisible_s), self._clock)
+            for one in set(some).difference(lost):
+                one.until = sent_at + invisible_s
+            not_held += lost
+        return not_held
 
     def may_begin(self, one: HeldMessage) -> bool:
         """Return whether the time of a message is not over, as far as is known, and no other of its key was lost.
@@ -122,10 +131,13 @@ class Consuming:
 
         Halfnote sends them again, to this consumer or another one. Raises Refused or Unconfirmed.
         """
-        request = self._post(act, {"handles": [one.handle for one in held], **fields}, self.attempt_s)
-        answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self._clock)
-        outcomes = answer.content["outcomes"]
-        return [one for one, outcome in zip(held, outcomes, strict=True) if outcome["status"] >= 300]
+        lost: list[HeldMessage] = []
+        for some in _parts(held):
+            request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
+            answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self._clock)
+            outcomes = answer.content["outcomes"]
+            lost += [one for one, outcome in zip(some, outcomes, strict=True) if outcome["status"] >= 300]
+        return lost
 
     def _post(self, act: str, content: Mapping[str, Any], timeout_s: float) -> Request:
         path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"
@@ -165,6 +177,11 @@ class Consuming:
         )
 
 
+def _parts(held: Sequence[HeldMessage]) -> list[Sequence[HeldMessage]]:
+    """Return the messages of each request."""
+    return [held[n : n + HANDLES_MOST] for n in range(0, len(held), HANDLES_MOST)]
+
+
 def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:
     """Run an exchange; return its result, and when its last request began."""
     sent_at = clock()
@@ -190,12 +207,69 @@ def _claim_of(content: bytes) -> Mapping[str, Any]:
     return found
 
 
-def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
-    """Return the messages of each key in their order, and each message without a key alone."""
-    lanes: dict[Lane, list[HeldMessage]] = {}
-    for one in held:
-        lanes.setdefault(one.lane, []).append(one)
-    return list(lanes.values())
+@dataclass(eq=False)
+class Queue:
+    """The claimed messages of one key in their order, or one message without a key. One handler works on them."""
+
+    key: str | None
+    messages: deque[HeldMessage]
+
+
+class Queues:
+    """The messages of a `run` that are claimed and not begun. Safe to share among threads.
+
+    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back.
+    Messages of a later claim whose key is under way go to the end of its queue.
+    """
+
+    def __init__(self, at_once: int, at_most: int | None) -> None:
+        if at_once < 1:
+            raise ValueError(f"at_once is at least 1, not {at_once}")
+        self._at_once, self._waiting_most = at_once, max(WAITING_MOST, at_most or 0)
+        self._lock = threading.Lock()
+        self._under_way: set[Queue] = set()
+        self._of_keys: dict[str, Queue] = {}
+
+    def have_room(self) -> bool:
+        """Return whether a handler has nothing to work on, and not too many messages wait for others of their keys."""
+        with self._lock:
+            waiting = sum(len(queue.messages) for queue in self._under_way)
+            return len(self._under_way) < self._at_once and waiting < self._waiting_most
+
+    def add(self, held: Sequence[HeldMessage]) -> list[Queue]:
+        """Queue messages; return the queues that are new, each of which a handler must take from until it ends."""
+        new: list[Queue] = []
+        with self._lock:
+            for one in held:
+                key = one.message.key
+                if key is not None and (queue := self._of_keys.get(key)) is not None:
+                    queue.messages.append(one)
+                    continue
+                queue = Queue(key, deque([one]))
+                self._under_way.add(queue)
+                if key is not None:
+                    self._of_keys[key] = queue
+                new.append(queue)
+        return new
+
+    def next(self, queue: Queue) -> HeldMessage | None:
+        """Return the next message; None ends the queue."""
+        with self._lock:
+            if queue.messages:
+                return queue.messages.popleft()
+            self._end(queue)
+            return None
+
+    def end(self, queue: Queue) -> list[HeldMessage]:
+        """End a queue; return what is left of it."""
+        with self._lock:
+            self._end(queue)
+            return list(queue.messages)
+
+    def _end(self, queue: Queue) -> None:
+        self._under_way.discard(queue)
+        if queue.key is not None and self._of_keys.get(queue.key) is queue:
+            del self._of_keys[queue.key]
 
 
 @dataclass(frozen=True)

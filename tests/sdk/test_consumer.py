@@ -731,7 +731,7 @@ def test_a_signal_ends_a_run_of_threads_after_the_handler_under_way(goes_on: boo
             consumer.stop()
         if message.json() > 1:
             return
-        while not in_main_thread("_base.py", "result"):
+        while not in_main_thread("_base.py", "wait"):
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         while not in_main_thread("thread.py", "shutdown"):
