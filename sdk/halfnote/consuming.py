@@ -3,17 +3,19 @@
 import base64
 import json
 import logging
+import math
 import threading
 import time
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from halfnote.errors import Refused, StillRunning
-from halfnote.exchange import Exchange, Request, asked
+from halfnote.exchange import SHORTEST_TIMEOUT_S, Answer, Exchange, Request, asked
 from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
 from halfnote.times import instant
@@ -23,6 +25,8 @@ log = logging.getLogger("halfnote")
 
 # How long messages are held, if the caller does not say.
 HELD_S = 60.0
+# How long a consumer that gives back tries to settle what it holds.
+GRACE_S = 5.0
 # The part of the lease after which it is extended.
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
@@ -62,7 +66,7 @@ class Consuming:
     """The requests of one consumer. Durations in seconds; `at_most` messages a claim.
 
     What is None was not given: the service then chooses the number of messages, and they are held for `HELD_S`, or for
-    less if the service refuses that. `invisible_s` is the time for which they are held.
+    less if the service refuses that. `invisible_s` is the time for which they are held. `grace_s`: see `hurrying`.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Consuming:
         invisible_s: float | None,
         attempt_s: float,
         clock: Callable[[], float] = time.monotonic,
+        grace_s: float = GRACE_S,
     ) -> None:
         if at_most is not None and not 1 <= at_most <= 1000:
             raise ValueError(f"at_most is 1 to 1000, not {at_most}")
@@ -81,6 +86,26 @@ class Consuming:
         self.at_most = at_most
         self.attempt_s = attempt_s
         self._clock = clock
+        self._grace_s = grace_s
+        self._hurry_lock, self._hurries, self._settle_by = threading.Lock(), 0, math.inf
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Settle and extend within `grace_s` seconds in all; a request or pause that is under way then still ends.
+
+        What is not settled comes again when its time is over, so a consumer that ends has little to wait for.
+        """
+        with self._hurry_lock:
+            if not self._hurries:
+                self._settle_by = self._clock() + self._grace_s
+            self._hurries += 1
+        try:
+            yield
+        finally:
+            with self._hurry_lock:
+                self._hurries -= 1
+                if not self._hurries:
+                    self._settle_by = math.inf
 
     def claimed(self, wait_s: float) -> Exchange[list[HeldMessage]]:
         """Claim messages; wait up to `wait_s` if there is none. Raises Refused or Unconfirmed."""
@@ -134,10 +159,21 @@ class Consuming:
         lost: list[HeldMessage] = []
         for some in _parts(held):
             request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
-            answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self._clock)
+            answer = yield from self._asked(f"`{act}` of messages", request)
             outcomes = answer.content["outcomes"]
             lost += [one for one, outcome in zip(some, outcomes, strict=True) if outcome["status"] >= 300]
         return lost
+
+    def _asked(self, what: str, request: Request) -> Exchange[Answer]:
+        now = self._clock()
+        within_s = min(self.invisible_s, max(self._settle_by - now, SHORTEST_TIMEOUT_S))
+        until = now + within_s
+
+        def clock() -> float:
+            # The hurry may begin while the request is repeated.
+            return now if (now := self._clock()) < self._settle_by else max(now, until)
+
+        return (yield from asked(what, request, within_s=within_s, clock=clock))
 
     def _post(self, act: str, content: Mapping[str, Any], timeout_s: float) -> Request:
         path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"

@@ -16,6 +16,7 @@ from halfnote.consuming import (
     ENDS,
     EXTENDED_AFTER,
     FAILED,
+    GRACE_S,
     LEFT,
     NOT_BEGUN,
     WORKED_ON,
@@ -51,7 +52,9 @@ class SyncConsumer:
     They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
     come again. Without `at_most` the service chooses, by default 10. Without `invisible_s` it is 60, or less if the
     service allows less; a value above what it allows is refused. Any number of consumers may share a subscription.
-    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. Use `with`, or `close` it.
+    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. `grace_s`: for how long a consumer
+    that stops or closes tries to acknowledge and give back, if Halfnote does not answer; a request or a pause under way
+    is finished. What is left comes again when its time is over. Use `with`, or `close` it.
     """
 
     def __init__(
@@ -63,10 +66,11 @@ class SyncConsumer:
         invisible_s: float | None = None,
         wait_s: float = WAIT_S,
         attempt_s: float = 5.0,
+        grace_s: float = GRACE_S,
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s)
+        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s, grace_s=grace_s)
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = threading.Event()
@@ -200,10 +204,11 @@ class SyncConsumer:
     def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        self._give_back(error, but)
-        self._closing.set()
-        if self._keeper is not None:
-            self._keeper.join(self._consuming.attempt_s)
+        with self._consuming.hurrying():
+            self._give_back(error, but)
+            self._closing.set()
+            if self._keeper is not None:
+                self._keeper.join(self._consuming.attempt_s)
         poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.
@@ -368,6 +373,10 @@ class SyncConsumer:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        with self._consuming.hurrying():
+            self._give_back_held(error, but)
+
+    def _give_back_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
         self._acknowledged()
         held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
