@@ -16,6 +16,8 @@ from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
 WAIT_S = 20.0
+# A slow reader of the output takes time. As the client's consumer.
+HELD_S = 60.0
 
 
 def consume(
@@ -36,14 +38,37 @@ def consume(
         while left is None or left > 0:
             most = _most(at_once, left)
             wanted = {"wait_s": 0.0 if once else WAIT_S, **({} if most is None else {"max": most})}
-            messages: list[dict[str, Any]] = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+            messages = _claimed(url, path, wanted)
             _write(messages, as_json)
-            if messages and not keep:
-                call(url, "POST", f"{path}/ack", content={"handles": [message["handle"] for message in messages]})
+            late = [] if keep or not messages else _acknowledge(url, path, messages)
             if left is not None:
-                left -= len(messages)
+                left -= len(messages) - len(late)
             if once and not messages:
                 return
+
+
+def _claimed(url: str, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a claim, held for as long as the client holds them, or for less if the service refuses."""
+    found: list[dict[str, Any]]
+    try:
+        found = call(url, "POST", f"{path}/claim", content={**wanted, "invisible_s": HELD_S})["messages"]
+    except Refusal as refused:
+        if refused.problem.get("field") != "invisible_s":
+            raise
+        # The service's default, which its setting lowers.
+        found = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+    return found
+
+
+def _acknowledge(url: str, path: str, messages: list[dict[str, Any]]) -> list[str]:
+    """Acknowledge messages; return the ids of those that were not held any more, and say so on stderr."""
+    handles = [message["handle"] for message in messages]
+    outcomes = call(url, "POST", f"{path}/ack", content={"handles": handles})["outcomes"]
+    late = [one["message_id"] for one, outcome in zip(messages, outcomes, strict=True) if outcome["status"] >= 300]
+    if late:
+        of_them = "1 message was" if len(late) == 1 else f"{len(late)} messages were"
+        print(f"{of_them} printed and not acknowledged in time; to come again:", *late, sep="\n  ", file=sys.stderr)
+    return late
 
 
 def _write(messages: list[dict[str, Any]], as_json: bool) -> None:

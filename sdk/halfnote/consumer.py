@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -17,16 +17,20 @@ import httpx
 from halfnote.async_driver import AsyncDriver
 from halfnote.claiming import paused_s
 from halfnote.consuming import (
+    ENDS,
     EXTENDED_AFTER,
     FAILED,
+    GRACE_S,
     LEFT,
     NOT_BEGUN,
     WORKED_ON,
     Consuming,
     HeldMessage,
+    Queue,
+    Queues,
+    again_of,
     error_of,
     given_back,
-    lanes_of,
     said,
     still_held,
 )
@@ -51,7 +55,9 @@ class Consumer:
     They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
     come again. Without `at_most` the service chooses, by default 10. Without `invisible_s` it is 60, or less if the
     service allows less; a value above what it allows is refused. Any number of consumers may share a subscription.
-    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. Use `async with`, or `close` it.
+    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. `grace_s`: for how long a consumer
+    that stops or closes tries to acknowledge and give back, if Halfnote does not answer; a request or a pause under way
+    is finished. What is left comes again when its time is over. Use `async with`, or `close` it.
     """
 
     def __init__(
@@ -63,10 +69,11 @@ class Consumer:
         invisible_s: float | None = None,
         wait_s: float = WAIT_S,
         attempt_s: float = 5.0,
+        grace_s: float = GRACE_S,
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s)
+        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s, grace_s=grace_s)
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
@@ -90,8 +97,9 @@ class Consumer:
     def messages(self) -> AsyncIterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
-        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
+        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
+        Refused, for example if the subscription is not there.
         """
         over = asyncio.Event()
         loop = self._messages(over)
@@ -145,17 +153,15 @@ class Consumer:
 
         With an inbox each message has its effect once, in one database transaction with the message's row. An
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
-        letter. `at_once`: how many handlers run at once; messages of a key are handled one after the other. Raises
-        Refused.
+        letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
+        While a handler has no message, more are claimed. Raises Refused, after the handlers under way.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
+        queues = Queues(at_once, self._consuming.at_most)
         self._idle.clear()
         try:
             await self._give_back(None)
-            free = asyncio.Semaphore(at_once)
-            while held := await self._claim():
-                await self._lanes([self._lane(lane, take, free) for lane in lanes_of(held)])
-                await self._acknowledged()
+            await self._run(take, queues, asyncio.Semaphore(at_once))
             await self._give_back(None)
         finally:
             try:
@@ -218,24 +224,56 @@ class Consumer:
             self._keeper = None
         await self._driver.close(0)
 
-    async def _lanes(self, lanes: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Handle messages of several keys at once; if one lane raises, no other one goes on."""
-        tasks = [asyncio.ensure_future(lane) for lane in lanes]
+    async def _run(self, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore) -> None:
+        """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
+        handling: set[asyncio.Task[None]] = set()
+        claiming: asyncio.Task[list[HeldMessage]] | None = None
+        is_over, refused = False, None
         try:
-            await asyncio.gather(*tasks)
+            while True:
+                if claiming is None and not is_over and queues.have_room():
+                    claiming = asyncio.ensure_future(self._claim_next())
+                under_way = handling if claiming is None else {*handling, claiming}
+                if not under_way:
+                    break
+                done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for ended in handling & done:
+                    handling.discard(ended)
+                    ended.result()
+                if claiming is None or claiming not in done:
+                    continue
+                try:
+                    found = claiming.result()
+                except HalfnoteError as error:
+                    log.error(ENDS, self._consuming.subscription, error)
+                    found, refused = [], error
+                claiming, is_over = None, not found
+                handling |= {
+                    asyncio.ensure_future(self._handle(queue, take, queues, places)) for queue in queues.add(found)
+                }
         finally:
-            for task in tasks:
+            left = [*handling] if claiming is None else [*handling, claiming]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
+        if refused is not None:
+            raise refused
 
-    async def _lane(
-        self, lane: Sequence[HeldMessage], take: Callable[[Message], Awaitable[Any]], free: asyncio.Semaphore
+    async def _claim_next(self) -> list[HeldMessage]:
+        # What is acknowledged may free its key.
+        await self._acknowledged()
+        return await self._claim()
+
+    async def _handle(
+        self, queue: Queue, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore
     ) -> None:
-        """Handle messages one after the other; after one that failed, give the others back."""
+        """Handle the messages of a queue; after one that failed, or that must not be begun, give the others back."""
         _handles.set((*_handles.get(), self))
-        async with free:
-            for n, one in enumerate(lane):
-                if self._stopping.is_set() or not await self._begins(one):
+        async with places:
+            while not self._stopping.is_set() and (one := queues.next(queue)) is not None:
+                if not await self._begins(one):
+                    if rest := self._of_held(queues.end(queue)):
+                        await self._settle("nack", rest, begun=False, error=NOT_BEGUN)
                     return
                 try:
                     await take(one.message)
@@ -246,12 +284,14 @@ class Consumer:
                     if isinstance(error, asyncio.CancelledError) and _is_canceled():
                         raise
                     log.error("message %s failed", one.message.message_id, exc_info=error)
-                    rest = [later for later in lane[n + 1 :] if later.handle in self._held]
-                    for back in given_back(one, rest, error):
+                    for back in given_back(one, self._of_held(queues.end(queue)), error):
                         await self._settle("nack", back.held, **back.fields)
                     return
                 else:
                     await self._acknowledge(one)
+
+    def _of_held(self, messages: Sequence[HeldMessage]) -> list[HeldMessage]:
+        return [one for one in messages if one.handle in self._held]
 
     async def _begins(self, one: HeldMessage) -> bool:
         """Begin the work on a message, or give back what must not be begun any more and return False."""
@@ -363,6 +403,10 @@ class Consumer:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     async def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        with self._consuming.hurrying():
+            await self._give_back_held(error, but)
+
+    async def _give_back_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
         await self._acknowledged()
         held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
@@ -371,7 +415,7 @@ class Consumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            await self._settle("nack", begun, retry_after_s=0.0, error=why)
+            await self._settle("nack", begun, **again_of(error), error=why)
         if rest:
             await self._settle("nack", rest, begun=False, error=why)
 

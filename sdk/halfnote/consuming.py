@@ -3,14 +3,19 @@
 import base64
 import json
 import logging
+import math
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from asyncio import CancelledError
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from halfnote.errors import Refused, StillRunning
-from halfnote.exchange import Exchange, Request, asked
+from halfnote.exchange import SHORTEST_TIMEOUT_S, Answer, Exchange, Request, asked
 from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
 from halfnote.times import instant
@@ -20,16 +25,23 @@ log = logging.getLogger("halfnote")
 
 # How long messages are held, if the caller does not say.
 HELD_S = 60.0
+# How long a consumer that gives back tries to settle what it holds.
+GRACE_S = 5.0
 # The part of the lease after which it is extended.
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
 TEXT_MAX = 1000
+# How many messages may wait for earlier ones of their keys in a `run`, unless a claim has more. Each is in memory.
+WAITING_MOST = 100
+# The most handles of one request.
+HANDLES_MOST = 1000
 # When a message comes again that another consumer still works on.
 RUNNING_RETRY_S = 5.0
 EARLIER_FAILED = "an earlier message of its key failed"
 NOT_BEGUN = "its time, or that of another message of its key, was over before the work on it began"
 LEFT = "%d messages were not settled (%s), and come again: %s"
 WORKED_ON = "message %s is still worked on as its consumer closes: it comes again unless that ends in time"
+ENDS = "messages of %s cannot be claimed, which ends `run` after the handlers under way: %s"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
 
@@ -54,7 +66,7 @@ class Consuming:
     """The requests of one consumer. Durations in seconds; `at_most` messages a claim.
 
     What is None was not given: the service then chooses the number of messages, and they are held for `HELD_S`, or for
-    less if the service refuses that. `invisible_s` is the time for which they are held.
+    less if the service refuses that. `invisible_s` is the time for which they are held. `grace_s`: see `hurrying`.
     """
 
     def __init__(
@@ -64,20 +76,41 @@ class Consuming:
         invisible_s: float | None,
         attempt_s: float,
         clock: Callable[[], float] = time.monotonic,
+        grace_s: float = GRACE_S,
     ) -> None:
         if at_most is not None and not 1 <= at_most <= 1000:
             raise ValueError(f"at_most is 1 to 1000, not {at_most}")
         self.subscription = subscription
         self.invisible_s = HELD_S if invisible_s is None else invisible_s
         self._is_lowered = invisible_s is None
-        self._at_most = at_most
+        self.at_most = at_most
         self.attempt_s = attempt_s
         self._clock = clock
+        self._grace_s = grace_s
+        self._hurry_lock, self._hurries, self._settle_by = threading.Lock(), 0, math.inf
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Settle and extend within `grace_s` seconds in all; a request or pause that is under way then still ends.
+
+        What is not settled comes again when its time is over, so a consumer that ends has little to wait for.
+        """
+        with self._hurry_lock:
+            if not self._hurries:
+                self._settle_by = self._clock() + self._grace_s
+            self._hurries += 1
+        try:
+            yield
+        finally:
+            with self._hurry_lock:
+                self._hurries -= 1
+                if not self._hurries:
+                    self._settle_by = math.inf
 
     def claimed(self, wait_s: float) -> Exchange[list[HeldMessage]]:
         """Claim messages; wait up to `wait_s` if there is none. Raises Refused or Unconfirmed."""
         timeout_s = wait_s + self.attempt_s
-        most = {} if self._at_most is None else {"max": self._at_most}
+        most = {} if self.at_most is None else {"max": self.at_most}
         while True:
             content = {**most, "invisible_s": self.invisible_s, "wait_s": wait_s}
             request = self._post("claim", content, timeout_s)
@@ -99,11 +132,13 @@ class Consuming:
 
     def extended(self, held: Sequence[HeldMessage]) -> Exchange[list[HeldMessage]]:
         """Hold messages for longer; return those that were not held any more. Raises Refused or Unconfirmed."""
-        invisible_s = self.invisible_s
-        lost, sent_at = yield from _dated(self.settled("extend", held, invisible_s=invisible_s), self._clock)
-        for one in set(held).difference(lost):
-            one.until = sent_at + invisible_s
-        return lost
+        invisible_s, not_held = self.invisible_s, list[HeldMessage]()
+        for some in _parts(held):
+            lost, sent_at = yield from _dated(self.settled("extend", some, invisible_s=invisible_s), self._clock)
+            for one in set(some).difference(lost):
+                one.until = sent_at + invisible_s
+            not_held += lost
+        return not_held
 
     def may_begin(self, one: HeldMessage) -> bool:
         """Return whether the time of a message is not over, as far as is known, and no other of its key was lost.
@@ -121,10 +156,24 @@ class Consuming:
 
         Halfnote sends them again, to this consumer or another one. Raises Refused or Unconfirmed.
         """
-        request = self._post(act, {"handles": [one.handle for one in held], **fields}, self.attempt_s)
-        answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self._clock)
-        outcomes = answer.content["outcomes"]
-        return [one for one, outcome in zip(held, outcomes, strict=True) if outcome["status"] >= 300]
+        lost: list[HeldMessage] = []
+        for some in _parts(held):
+            request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
+            answer = yield from self._asked(f"`{act}` of messages", request)
+            outcomes = answer.content["outcomes"]
+            lost += [one for one, outcome in zip(some, outcomes, strict=True) if outcome["status"] >= 300]
+        return lost
+
+    def _asked(self, what: str, request: Request) -> Exchange[Answer]:
+        now = self._clock()
+        within_s = min(self.invisible_s, max(self._settle_by - now, SHORTEST_TIMEOUT_S))
+        until = now + within_s
+
+        def clock() -> float:
+            # The hurry may begin while the request is repeated.
+            return now if (now := self._clock()) < self._settle_by else max(now, until)
+
+        return (yield from asked(what, request, within_s=within_s, clock=clock))
 
     def _post(self, act: str, content: Mapping[str, Any], timeout_s: float) -> Request:
         path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"
@@ -164,6 +213,11 @@ class Consuming:
         )
 
 
+def _parts(held: Sequence[HeldMessage]) -> list[Sequence[HeldMessage]]:
+    """Return the messages of each request."""
+    return [held[n : n + HANDLES_MOST] for n in range(0, len(held), HANDLES_MOST)]
+
+
 def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:
     """Run an exchange; return its result, and when its last request began."""
     sent_at = clock()
@@ -189,12 +243,69 @@ def _claim_of(content: bytes) -> Mapping[str, Any]:
     return found
 
 
-def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
-    """Return the messages of each key in their order, and each message without a key alone."""
-    lanes: dict[Lane, list[HeldMessage]] = {}
-    for one in held:
-        lanes.setdefault(one.lane, []).append(one)
-    return list(lanes.values())
+@dataclass(eq=False)
+class Queue:
+    """The claimed messages of one key in their order, or one message without a key. One handler works on them."""
+
+    key: str | None
+    messages: deque[HeldMessage]
+
+
+class Queues:
+    """The messages of a `run` that are claimed and not begun. Safe to share among threads.
+
+    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back.
+    Messages of a later claim whose key is under way go to the end of its queue.
+    """
+
+    def __init__(self, at_once: int, at_most: int | None) -> None:
+        if at_once < 1:
+            raise ValueError(f"at_once is at least 1, not {at_once}")
+        self._at_once, self._waiting_most = at_once, max(WAITING_MOST, at_most or 0)
+        self._lock = threading.Lock()
+        self._under_way: set[Queue] = set()
+        self._of_keys: dict[str, Queue] = {}
+
+    def have_room(self) -> bool:
+        """Return whether a handler has nothing to work on, and not too many messages wait for others of their keys."""
+        with self._lock:
+            waiting = sum(len(queue.messages) for queue in self._under_way)
+            return len(self._under_way) < self._at_once and waiting < self._waiting_most
+
+    def add(self, held: Sequence[HeldMessage]) -> list[Queue]:
+        """Queue messages; return the queues that are new, each of which a handler must take from until it ends."""
+        new: list[Queue] = []
+        with self._lock:
+            for one in held:
+                key = one.message.key
+                if key is not None and (queue := self._of_keys.get(key)) is not None:
+                    queue.messages.append(one)
+                    continue
+                queue = Queue(key, deque([one]))
+                self._under_way.add(queue)
+                if key is not None:
+                    self._of_keys[key] = queue
+                new.append(queue)
+        return new
+
+    def next(self, queue: Queue) -> HeldMessage | None:
+        """Return the next message; None ends the queue."""
+        with self._lock:
+            if queue.messages:
+                return queue.messages.popleft()
+            self._end(queue)
+            return None
+
+    def end(self, queue: Queue) -> list[HeldMessage]:
+        """End a queue; return what is left of it."""
+        with self._lock:
+            self._end(queue)
+            return list(queue.messages)
+
+    def _end(self, queue: Queue) -> None:
+        self._under_way.discard(queue)
+        if queue.key is not None and self._of_keys.get(queue.key) is queue:
+            del self._of_keys[queue.key]
 
 
 @dataclass(frozen=True)
@@ -214,6 +325,15 @@ def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseExcepti
     return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
 
 
+def again_of(error: BaseException | None) -> dict[str, Any]:
+    """Return the fields of what was begun and is given back at an exception: at once only if that ended the consumer.
+
+    Any other exception may be the work's own, and comes again with the message: without the pauses of `retry` it would
+    use up all tries in a moment. So may a loop that was left.
+    """
+    return {"retry_after_s": 0.0} if isinstance(error, (CancelledError, KeyboardInterrupt)) else {}
+
+
 def still_held(held: Mapping[str, HeldMessage], but: HeldMessage | None) -> dict[str, HeldMessage]:
     """Return what stays held as the rest is given back: the message that the body of a loop works on, if any."""
     return {} if but is None or but.handle not in held else {but.handle: but}
@@ -225,5 +345,5 @@ def error_of(error: BaseException) -> str:
 
 
 def said(text: str) -> str:
-    """Return a text as the service takes it."""
-    return text.replace("\0", "")[:TEXT_MAX] or "no reason was given"
+    """Return a text as the service takes it: in UTF-8, so without the surrogates of, say, a file name that is not."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()[:TEXT_MAX] or "no reason was given"

@@ -111,7 +111,9 @@ def _receive(inbox: Inbox | AsyncInbox, handler: Callable[..., Any], message: An
 
 def _rejection(reason: str) -> Reply:
     # A header holds printable ASCII in one line.
-    text = quote(" ".join(reason.split()), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")[:REASON_MAX]
+    printable = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~"
+    # A surrogate has no form in UTF-8, and the answer must be made all the same.
+    text = quote(" ".join(reason.split()), safe=printable, errors="replace")[:REASON_MAX]
     headers = {"webhook-delivery": "abort-message", "halfnote-reason": text}
     return Reply(422, json.dumps({"status": 422, "detail": reason}).encode(), headers)
 

@@ -39,7 +39,8 @@ class Reject(HalfnoteError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        # Programs also pass the exception that they caught.
+        self.reason = str(reason)
 
 
 class Undone(HalfnoteError):

@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,16 +13,20 @@ import httpx
 
 from halfnote.claiming import paused_s
 from halfnote.consuming import (
+    ENDS,
     EXTENDED_AFTER,
     FAILED,
+    GRACE_S,
     LEFT,
     NOT_BEGUN,
     WORKED_ON,
     Consuming,
     HeldMessage,
+    Queue,
+    Queues,
+    again_of,
     error_of,
     given_back,
-    lanes_of,
     said,
     still_held,
 )
@@ -48,7 +52,9 @@ class SyncConsumer:
     They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
     come again. Without `at_most` the service chooses, by default 10. Without `invisible_s` it is 60, or less if the
     service allows less; a value above what it allows is refused. Any number of consumers may share a subscription.
-    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. Use `with`, or `close` it.
+    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. `grace_s`: for how long a consumer
+    that stops or closes tries to acknowledge and give back, if Halfnote does not answer; a request or a pause under way
+    is finished. What is left comes again when its time is over. Use `with`, or `close` it.
     """
 
     def __init__(
@@ -60,10 +66,11 @@ class SyncConsumer:
         invisible_s: float | None = None,
         wait_s: float = WAIT_S,
         attempt_s: float = 5.0,
+        grace_s: float = GRACE_S,
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s)
+        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s, grace_s=grace_s)
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = threading.Event()
@@ -93,8 +100,9 @@ class SyncConsumer:
     def messages(self) -> Iterator[Message]:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
-        If the body raises, or leaves the loop, its message is given back as a failed attempt. Those that were claimed
-        with it are given back too, and use up no try. Raises Refused, for example if the subscription is not there.
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
+        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
+        Refused, for example if the subscription is not there.
         """
         over = self._loop_over = threading.Event()
         self._loop_thread = threading.get_ident()
@@ -132,15 +140,16 @@ class SyncConsumer:
 
         With an inbox each message has its effect once, in one database transaction with the message's row. An
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
-        letter. `at_once`: how many handlers run at once; messages of a key are handled one after the other. Raises
-        Refused.
+        letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
+        While a handler has no message, more are claimed. Raises Refused, after the handlers under way.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
+        queues = Queues(at_once, self._consuming.at_most)
         # A signal's handler may call `close` on this thread, at any time.
         self._threads.add(threading.get_ident())
         self._idle.clear()
         try:
-            self._run(take, at_once)
+            self._run(take, queues, at_once)
         finally:
             try:
                 if self._closes_at_end:
@@ -195,10 +204,11 @@ class SyncConsumer:
     def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        self._give_back(error, but)
-        self._closing.set()
-        if self._keeper is not None:
-            self._keeper.join(self._consuming.attempt_s)
+        with self._consuming.hurrying():
+            self._give_back(error, but)
+            self._closing.set()
+            if self._keeper is not None:
+                self._keeper.join(self._consuming.attempt_s)
         poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.
@@ -206,24 +216,44 @@ class SyncConsumer:
         poster.shutdown()
         self._driver.close(0)
 
-    def _run(self, take: Callable[[Message], Any], at_once: int) -> None:
+    def _run(self, take: Callable[[Message], Any], queues: Queues, at_once: int) -> None:
+        """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
         self._give_back(None)
         leaves = threading.Event()
         with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
+            handling: set[Future[None]] = set()
             try:
-                while held := self._claim():
-                    list(threads.map(lambda lane: self._lane(lane, take, leaves), lanes_of(held)))
+                while True:
+                    while not queues.have_room() and not self._stopping.is_set():
+                        done, handling = wait(handling, return_when=FIRST_COMPLETED)
+                        raised_of(done)
+                    # What is acknowledged may free its key.
                     self._acknowledged()
+                    found = self._claim()
+                    if not found:
+                        break
+                    for queue in queues.add(found):
+                        handling.add(threads.submit(self._handle, queue, take, queues, leaves))
+                    done = {one for one in handling if one.done()}
+                    handling -= done
+                    raised_of(done)
+                raised_of(wait(handling).done)
+            except HalfnoteError as error:
+                log.error(ENDS, self._consuming.subscription, error)
+                raised_of(wait(handling).done)
+                raise
             finally:
                 # After an exception of this thread, such as KeyboardInterrupt, the executor waits for what has begun.
                 leaves.set()
         self._give_back(None)
 
-    def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any], leaves: threading.Event) -> None:
-        """Handle messages one after the other; after one that failed, give the others back."""
+    def _handle(self, queue: Queue, take: Callable[[Message], Any], queues: Queues, leaves: threading.Event) -> None:
+        """Handle the messages of a queue; after one that failed, or that must not be begun, give the others back."""
         self._threads.add(threading.get_ident())
-        for n, one in enumerate(lane):
-            if leaves.is_set() or self._stopping.is_set() or not self._begins(one):
+        while not (leaves.is_set() or self._stopping.is_set()) and (one := queues.next(queue)) is not None:
+            if not self._begins(one):
+                if rest := self._of_held(queues.end(queue)):
+                    self._settle("nack", rest, begun=False, error=NOT_BEGUN)
                 return
             try:
                 not_awaitable(take(one.message))
@@ -232,12 +262,14 @@ class SyncConsumer:
                 self._settle("reject", [one], reason=said(rejected.reason))
             except Exception as error:
                 log.error("message %s failed", one.message.message_id, exc_info=error)
-                rest = [later for later in lane[n + 1 :] if later.handle in self._held]
-                for back in given_back(one, rest, error):
+                for back in given_back(one, self._of_held(queues.end(queue)), error):
                     self._settle("nack", back.held, **back.fields)
                 return
             else:
                 self._acknowledge(one)
+
+    def _of_held(self, messages: Sequence[HeldMessage]) -> list[HeldMessage]:
+        return [one for one in messages if one.handle in self._held]
 
     def _begins(self, one: HeldMessage) -> bool:
         """Begin the work on a message, or give back what must not be begun any more and return False."""
@@ -274,8 +306,9 @@ class SyncConsumer:
 
     def _acknowledged(self) -> None:
         """Wait until nothing is left to acknowledge."""
-        if self._acknowledging is not None:
+        with self._lock:
             over, self._acknowledging = self._acknowledging, None
+        if over is not None:
             over.result()
 
     def _claim(self) -> list[HeldMessage]:
@@ -340,6 +373,10 @@ class SyncConsumer:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        with self._consuming.hurrying():
+            self._give_back_held(error, but)
+
+    def _give_back_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
         self._acknowledged()
         held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
@@ -348,7 +385,7 @@ class SyncConsumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            self._settle("nack", begun, retry_after_s=0.0, error=why)
+            self._settle("nack", begun, **again_of(error), error=why)
         if rest:
             self._settle("nack", rest, begun=False, error=why)
 
@@ -362,6 +399,12 @@ class SyncConsumer:
             self._close(error)
         else:
             self.close(error)
+
+
+def raised_of(done: Collection[Future[None]]) -> None:
+    """Raise what one of these raised."""
+    for one in done:
+        one.result()
 
 
 def _received(inbox: Inbox, handler: Callable[..., Any], message: Message) -> None:

@@ -185,3 +185,40 @@ async def test_a_consumer_that_is_told_to_stop_leaves_nothing_unprinted(run: Run
     os.close(out)
     assert (process.returncode, errors) == (128 + signal.SIGTERM, "")
     assert [one for one in sent if one in printed] == sent
+
+
+async def test_a_message_whose_time_was_over_before_its_acknowledgement_is_named_and_not_counted(
+    run: Run, url: str, database: str
+) -> None:
+    """The reader of the pipe is slow, and meanwhile another consumer gets the message."""
+    assert run("subscriptions", "put", "late", "--topic", "late.order", "--to", "pull").code == 0
+    [sent] = publish(url, "late.order", contents=[{"body": "x" * 200_000}])
+    out, into = os.pipe()
+    with consuming(url, "late", into, "--count", "1") as process:
+        os.close(into)
+        printed = read_within(out, sent, 60)
+        connection = await asyncpg.connect(database)
+        of_it = "subscription_id = (select subscription_id from subscription where name = 'late')"
+        over = "now() - interval '1 second'"
+        try:
+            [held_s] = await connection.fetchrow(
+                "select extract(epoch from leased_until - now())::float from delivery_retry "
+                f"where {of_it} union all "
+                f"select extract(epoch from held_until - claimed_at)::float from pull_claim where {of_it}"
+            )
+            await connection.execute(f"update pull_claim set held_until = {over}, sweep_at = {over} where {of_it}")
+            await connection.execute(f"update delivery_retry set leased_until = {over}, due_at = {over} where {of_it}")
+        finally:
+            await connection.close()
+        assert 30 < held_s <= 60
+        wanted = {"wait_s": 30, "invisible_s": 1}
+        found = httpx.post(f"{url}/subscriptions/late/claim", json=wanted, timeout=60).json()["messages"]
+        assert [(one["message_id"], one["attempt"]) for one in found] == [(sent, 2)]
+        while chunk := os.read(out, 65_536):
+            printed += chunk.decode()
+        _, errors = process.communicate(timeout=60)
+    os.close(out)
+    assert process.returncode == 0
+    assert errors == f"1 message was printed and not acknowledged in time; to come again:\n  {sent}\n"
+    assert [line.split("\t")[2] for line in printed.splitlines()] == ["1", "3"]
+    assert await receipts(database, [sent]) == 1

@@ -84,7 +84,7 @@ async def test_the_service_delivers(
     one, bad, refused, last = (message(number, tag="new", headers={"a": "é"}) for number in (1, 2, 3, 4))
     taker.failures = {
         bad.message_id: LookupError("no such customer"),
-        refused.message_id: Reject("order 3 is über the\nlimit"),
+        refused.message_id: Reject("order 3 is über the\nlimit \udcff"),
     }
     async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
         binary = webhook(client, url + PATH)
@@ -97,7 +97,7 @@ async def test_the_service_delivers(
         assert "no such customer" not in (answer.response or "")
         [answer] = await binary.deliver([refused], now())
         assert isinstance(answer, Refused)
-        assert (answer.status, answer.reason) == (422, "order 3 is %C3%BCber the limit")
+        assert (answer.status, answer.reason) == (422, "order 3 is %C3%BCber the limit ?")
         assert isinstance((await webhook(client, url + PATH, mode="structured").deliver([last], now()))[0], Delivered)
         batch = webhook(client, url + PATH, mode="batch", batch_max=10)
         outcomes = await batch.deliver([one, bad, refused, last], now())
