@@ -286,7 +286,10 @@ ROCKETMQ = (
     Limit("app.rocketmq.remoting.pulling.POLL_MOST_S", "seconds for which a pull waits"),
     Limit("app.rocketmq.remoting.store_format.PROPERTIES_MOST_BYTES", "bytes of a message's properties for it"),
     Limit("app.rocketmq.remoting.membership.CLIENT_ID_MAX", "characters of a remoting client's id"),
-    Limit("app.rocketmq.remoting.membership.GROUPS_MAX", "groups, topics or queues that it names at once"),
+    Limit(
+        "app.rocketmq.remoting.sent_messages.IMMUNITY_MAX_S",
+        "seconds of a remoting client's `CHECK_IMMUNITY_TIME_IN_SECONDS`",
+    ),
 )
 
 SECTIONS = {
