@@ -19,6 +19,14 @@ class ClaimedRetries:
         # By offset, with the end of the claim.
         self._held: dict[int, tuple[Outgoing, datetime]] = {}
 
+    @property
+    def keys(self) -> int:
+        """How many keys have messages here; each message without a key counts as one."""
+        messages = [message for message, _ in self._held.values()]
+        return len({message.key for message in messages if message.key is not None}) + sum(
+            message.key is None for message in messages
+        )
+
     def take(self, messages: Iterable[Outgoing], until: datetime, now: datetime) -> list[Outgoing]:
         """Take messages that were claimed at `now` until a time; return those that are new to the stream."""
         new = []

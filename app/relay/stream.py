@@ -107,7 +107,8 @@ class Stream:
     def claimant(self, now: datetime) -> Claimant | None:
         """Return how many retries the stream can take: half of its slots, so that new messages have the others.
 
-        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room.
+        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room. In the
+        order of keys, the messages of one key use one slot.
         """
         if not (self._reads and self.outcomes.sends):
             return None
@@ -116,7 +117,10 @@ class Stream:
             most = self.breaker.probe_room(self.queue.ready, self.sender.in_flight, now)
         elif rate is not None:
             most = min(most, max(1, int(rate)))
-        room, shard = most - self.outcomes.unsettled_retries, self.source.shard
+        used = self.outcomes.unsettled_retries
+        if used and self.queue.ordered:
+            used = self._claimed.keys
+        room, shard = most - used, self.source.shard
         if room <= 0 or not self.outcomes.has_retry_room:
             return None
         return Claimant(

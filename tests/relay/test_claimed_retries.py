@@ -28,6 +28,16 @@ def test_a_message_whose_claim_ran_out_goes_on_with_the_next_one() -> None:
     assert one.claim == 3
 
 
+def test_the_messages_of_a_key_count_as_one() -> None:
+    claimed = ClaimedRetries()
+    messages = [message(1, "k", claim=1), message(2, "k", claim=1), message(3, "l", claim=1)]
+    messages += [message(4, None, claim=1), message(5, None, claim=1)]
+    claimed.take(messages, NOW + FOR, NOW)
+    assert claimed.keys == 4
+    claimed.settled([Settlement(one, RETRY, 1, NOW) for one in messages[2:4]])
+    assert claimed.keys == 2
+
+
 def test_a_message_that_a_settle_gave_back_is_new_even_if_the_answer_was_lost() -> None:
     claimed, one, again = ClaimedRetries(), message(1, "k", claim=1), message(1, "k", claim=2)
     assert take(claimed, one, NOW) == [one]

@@ -401,6 +401,40 @@ async def test_retries_of_a_key_that_are_sent_for_longer_than_their_claim_are_se
     assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
+async def test_claimed_retries_of_one_key_do_not_delay_the_retries_of_others(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """A claim takes many rows of one key, which are sent one after another."""
+    failed: set[str] = set()
+    others_are_through = asyncio.Event()
+
+    async def answer(call: Call) -> web.Response:
+        key = call.headers["ce-subject"]
+        if key not in failed:
+            failed.add(key)
+            return web.Response(status=500)
+        if key == "hot":
+            await others_are_through.wait()
+        return web.Response()
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", max_in_flight=16, retry=[10], timeout_s=60)
+        sent = await publish(client, *(keyed("hot", number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from delivery_retry"))
+        runtime.clock.offset_s += 6
+        await publish(client, *(keyed(f"k{number}") for number in range(4)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 24 from delivery_retry"))
+        runtime.clock.offset_s += 6
+        await turn_until(relay, runtime, lambda: len(by_key(receiver.calls)["hot"]) == 2)
+        assert await db.fetchval("select count(*) > 16 from delivery_retry where leased_until is not null")
+        runtime.clock.offset_s += 6
+        await turn_until(relay, runtime, receipts(db, 4))
+        assert len(by_key(receiver.calls)["hot"]) == 2
+        others_are_through.set()
+        await turn_until(relay, runtime, receipts(db, 24), within_s=60)
+    assert by_key(receiver.calls)["hot"] == [sent[0], *sent]
+
+
 @pytest.mark.slow
 async def test_past_ten_thousand_held_rows_the_window_stops_and_continues_later(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
