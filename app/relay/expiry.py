@@ -68,15 +68,16 @@ class Expiry:
 
     def may_expire(self, now: datetime) -> bool:
         """Return whether any message in memory can be one that must not wait any longer."""
-        oldest_at = self._window.oldest_at
-        return self._excess > 0 or (oldest_at is not None and self._too_old(oldest_at, now))
+        # Retries that are claimed and not sent are among those that the last count found.
+        times = self._window.oldest_at, self._oldest_retry_at
+        return self._excess > 0 or any(at is not None and self._too_old(at, now) for at in times)
 
     def expired(self, unsent: Sequence[Outgoing], now: datetime) -> dict[int, DeadLetterReason]:
-        """Return why these messages of the log must not wait any longer, by offset; those that may are left out.
+        """Return why these messages in memory must not wait any longer, by offset; those that may are left out.
 
         `unsent` is in the order of offsets. The messages that are returned do not count as waiting any more.
         """
-        # Retries are older, so they come first.
+        # Retries that are not in memory are older, so they come first.
         surplus = 0 if self.more else self._surplus
         found = {}
         for message in unsent:
@@ -84,7 +85,10 @@ class Expiry:
                 found[message.offset] = DeadLetterReason.EXPIRED
             elif len(found) < surplus:
                 found[message.offset] = DeadLetterReason.BACKLOG
-        self.leaving.update(found)
+        if found:
+            retries = {message.offset for message in unsent if message.claim is not None}.intersection(found)
+            self.leaving.update(found.keys() - retries)
+            self._retries = max(0, self._retries - len(retries))
         self._gone(len(found))
         return found
 

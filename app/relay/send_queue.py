@@ -70,18 +70,18 @@ class SendQueue:
         return back, message.claim is not None and self.keys.has_stored(message.key)
 
     def unsent(self, *, waiting: bool) -> list[Outgoing]:
-        """Return the messages of the log that are ready or, with `waiting`, behind another of their key, in order."""
+        """Return the messages that are ready or, with `waiting`, behind another of their key, in order of offsets."""
         queued = [*self.ready, *(self.keys.waiting() if waiting and self.keys is not None else [])]
-        return sorted((message for message in queued if message.claim is None), key=lambda message: message.offset)
+        return sorted(queued, key=lambda message: message.offset)
 
     def remove(self, offsets: Collection[int]) -> set[int]:
-        """Remove messages of the log by their offsets; return the offsets of those that were ready."""
+        """Remove messages by their offsets; return the offsets of those that were ready."""
         ready = list(self.ready)
         self.ready.clear()
-        self.ready.extend(message for message in ready if message.claim is not None or message.offset not in offsets)
+        self.ready.extend(message for message in ready if message.offset not in offsets)
         if self.keys is not None:
             self.keys.remove(offsets)
-        return {message.offset for message in ready if message.claim is None and message.offset in offsets}
+        return {message.offset for message in ready if message.offset in offsets}
 
     def remove_claimed(self) -> list[Outgoing]:
         """Remove the ready messages that were claimed from delivery_retry, and return them."""

@@ -312,7 +312,13 @@ class Stream:
         ready = self.queue.remove(reasons)
         for message in unsent:
             if message.offset in reasons:
-                self.outcomes.expire(message, reasons[message.offset], now, queued=message.offset in ready)
+                self.outcomes.expire(
+                    message,
+                    reasons[message.offset],
+                    now,
+                    queued=message.offset in ready,
+                    error=message.last_error,
+                )
 
     def _checkpoint_due(self, now: datetime) -> bool:
         return (self.closing or self.window.checkpoint_may_move(now)) and self.window.checkpoint_lags()

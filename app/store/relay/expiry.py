@@ -119,6 +119,7 @@ async def claim_waiting(
                 used=row["attempts"],
                 first_at=row["first_at"],
                 claim=row["lease_epoch"],
+                waiting_since=row["since"],
             ),
             row["last_error"],
         )

@@ -29,8 +29,8 @@ class Outgoing:
 
     `traceparent` is the context of its trace; None for a message whose day is gone.
 
-    `used`, `first_at` and `claim` come from its delivery_retry row: tries used up, the start of the first one, and the
-    epoch of the claim; 0, None and None for a message from the log.
+    The last fields come from its delivery_retry row: tries used up, the start of the first one, the epoch of the claim,
+    since when it waits, and the error of the last try; 0 and None for a message from the log.
     """
 
     offset: int
@@ -49,11 +49,13 @@ class Outgoing:
     used: int = 0
     first_at: datetime | None = None
     claim: int | None = None
+    waiting_since: datetime | None = None
+    last_error: str | None = None
 
     @property
     def waits_from(self) -> datetime:
-        """When the message began to wait: its commit, or its due time."""
-        return self.due_at or self.committed_at
+        """When the message began to wait: its commit, its due time, or its redelivery."""
+        return self.waiting_since or self.due_at or self.committed_at
 
 
 # The values of the fields that the log has: offset, transaction id, position, topic, key, tag, due time, commit time,
@@ -73,8 +75,9 @@ Logged: TypeAlias = tuple[
     bytes,
     str | None,
 ]
-# The names of these fields. The others come from a delivery_retry row.
-LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))
+# The names of these fields, and of the others, which come from a delivery_retry row.
+OF_ROW = ("used", "first_at", "claim", "waiting_since", "last_error")
+LOGGED = tuple(name for name in field_names(Outgoing) if name not in OF_ROW)
 assert field_names(Outgoing)[: len(LOGGED)] == LOGGED
 
 # Served by outbox_by_offset: one descent in each partition. Most of the time, no message waits for a retry.

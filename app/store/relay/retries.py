@@ -44,6 +44,9 @@ MESSAGE = {
     "used": "c.attempts",
     "first_at": "c.first_at",
     "claim": "c.lease_epoch",
+    # A row that an older version of Halfnote wrote has no `waiting_since`.
+    "waiting_since": "coalesce(c.waiting_since, c.due_at)",
+    "last_error": "c.last_error",
 }
 
 FREE = "({0}.leased_until is null or {0}.leased_until <= {1})"
