@@ -394,11 +394,12 @@ async def test_retries_of_a_key_that_are_sent_for_longer_than_their_claim_are_se
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = $1 from delivery_retry", messages))
         down = False
         runtime.clock.offset_s += 12
-        await turn_until(relay, runtime, lambda: len(receiver.calls) > messages)
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 0 from delivery_retry"))
-    assert by_key(receiver.calls)["k"] == [sent[0], *sent]
-    assert await db.fetchval("select count(*) from receipt") == messages
-    assert await db.fetchval("select count(*) from dead_letter") == 0
+    dead = [row[0] for row in await db.fetch('select "offset" from dead_letter')]
+    # Those that are not sent in time expire.
+    assert bool(dead) == bool(fields)
+    assert by_key(receiver.calls)["k"] == [sent[0], *(offset for offset in sent if offset not in dead)]
+    assert await db.fetchval("select count(*) from receipt") == messages - len(dead)
 
 
 async def test_claimed_retries_of_one_key_do_not_delay_the_retries_of_others(
@@ -422,16 +423,17 @@ async def test_claimed_retries_of_one_key_do_not_delay_the_retries_of_others(
         sent = await publish(client, *(keyed("hot", number) for number in range(20)))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from delivery_retry"))
         runtime.clock.offset_s += 6
-        await publish(client, *(keyed(f"k{number}") for number in range(4)))
-        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 24 from delivery_retry"))
+        # With one more failure in a row the breaker would open.
+        await publish(client, *(keyed(f"k{number}") for number in range(3)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 23 from delivery_retry"))
         runtime.clock.offset_s += 6
         await turn_until(relay, runtime, lambda: len(by_key(receiver.calls)["hot"]) == 2)
         assert await db.fetchval("select count(*) > 16 from delivery_retry where leased_until is not null")
         runtime.clock.offset_s += 6
-        await turn_until(relay, runtime, receipts(db, 4))
+        await turn_until(relay, runtime, receipts(db, 3))
         assert len(by_key(receiver.calls)["hot"]) == 2
         others_are_through.set()
-        await turn_until(relay, runtime, receipts(db, 24), within_s=60)
+        await turn_until(relay, runtime, receipts(db, 23), within_s=60)
     assert by_key(receiver.calls)["hot"] == [sent[0], *sent]
 
 
