@@ -23,7 +23,7 @@ class SettleBuffer:
         self.finished: list[Settlement] = []
         self.settling: list[Settlement] = []
         self.repeated: list[Settlement] = []
-        # Whether the relay was asked for a turn and has not come yet.
+        # Whether the relay was asked for a turn in which these outcomes are settled, and has not come yet.
         self.turn_requested = False
         self._wake_relay = request_turn
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +68,8 @@ class SettleBuffer:
     def request_turn(self) -> None:
         """Ask for the relay's next turn."""
         self._cancel_timer()
-        self.turn_requested = True
+        # A turn without outcomes settles nothing. One that is added after it has to ask by itself.
+        self.turn_requested = self.has_unsettled
         self._wake_relay()
 
     def begin_settle(self) -> list[Settlement]:

@@ -1,10 +1,16 @@
 """Which claimed messages are new to a stream, and which it has already."""
 
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
 
 from app.relay.claimed_retries import ClaimedRetries
+from app.relay.settle_buffer import SettleBuffer
+from app.store.relay.leases import Lease
 from app.store.relay.log import Outgoing
-from app.store.relay.results import NOTE, RETRY, Settlement
+from app.store.relay.results import DELIVERED, NOTE, RETRY, Settlement
+from app.store.relay.retries import Claimant, is_full
 from tests.relay.test_key_order import message
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -36,6 +42,23 @@ def test_the_messages_of_a_key_count_as_one() -> None:
     assert claimed.keys == 4
     claimed.settled([Settlement(one, RETRY, 1, NOW) for one in messages[2:4]])
     assert claimed.keys == 2
+
+
+@pytest.mark.parametrize(("ordered", "full"), [(True, False), (False, True)], ids=["ordered", "unordered"])
+def test_a_claim_in_the_order_of_keys_is_full_by_its_keys(ordered: bool, full: bool) -> None:
+    claimant = Claimant(Lease("relay:1:1:0", uuid4(), 1), 1, 0, 1, 0, room=3, ordered=ordered, hold=False)
+    run = [message(offset, "k", claim=1) for offset in range(1, 6)]
+    assert is_full(claimant, run) is full
+    assert is_full(claimant, [*run, message(6, None, claim=1), message(7, None, claim=1)])
+
+
+def test_an_outcome_asks_for_a_turn_after_one_was_asked_for_without_outcomes() -> None:
+    """As for the next message of a key that is stored: the claim of that turn records nothing."""
+    turns: list[None] = []
+    buffer = SettleBuffer(lambda: turns.append(None))
+    buffer.request_turn()
+    buffer.add(Settlement(message(1, "k", claim=1), DELIVERED, 1, NOW), 0)
+    assert (len(turns), buffer.due) == (2, True)
 
 
 def test_a_message_that_a_settle_gave_back_is_new_even_if_the_answer_was_lost() -> None:

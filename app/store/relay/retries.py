@@ -190,5 +190,7 @@ async def claim_retries(
 
 
 def is_full(claimant: Claimant, claimed: Sequence[Outgoing]) -> bool:
-    """Return whether a claim used all its room, so that more may be due."""
-    return len(claimed) >= claimant.room or sum(len(message.body) for message in claimed) >= WINDOW_BYTES
+    """Return whether a claim used all its room, so that more may be due. In the order of keys a key uses one place."""
+    keys = [message.key for message in claimed]
+    places = len(set(keys) - {None}) + keys.count(None) if claimant.ordered else len(keys)
+    return places >= claimant.room or sum(len(message.body) for message in claimed) >= WINDOW_BYTES
