@@ -77,7 +77,8 @@ GROUPS = (
     Limit("app.schemas.claimed_checks.ANSWERS_MAX", "answers to checks in one request"),
     Limit(
         "app.checkback.registrations.ASKED_WITHIN_S",
-        "seconds for which a registration makes unanswered checks due; the others keep their time",
+        "seconds after which a registration begins no new batch of unanswered checks to make due; the others keep "
+        "their time",
     ),
     Limit("app.store.checkback.producer_groups.UNDECIDED_MAX", "undecided transactions that a refused delete counts"),
     Limit("app.schemas.subscription_put.TOPICS_MAX", "topics of a subscription"),

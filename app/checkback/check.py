@@ -87,6 +87,7 @@ class Check:
 class FinishedCheck:
     """A check and the decision on it. `decision` None: the half is gone. `result` None: no check was sent.
 
+    `due_at`: since when it was due, of a check that no producer claimed; it is due again then if it is not parked.
     `trace` is the context of the check's requests. `duration_ms`: of a check that its producer claimed; otherwise the
     calls in `tried` have theirs.
     """
@@ -99,6 +100,7 @@ class FinishedCheck:
     response: str | None = None
     trace: str | None = None
     duration_ms: int | None = None
+    due_at: datetime | None = None
 
 
 def in_doubt(finished: FinishedCheck) -> UndecidedTransaction:
@@ -124,7 +126,7 @@ def decided_by(finished: FinishedCheck, group: AskedGroup | None, now: datetime)
     check = replace(check, group=group)
     decision: Decision
     if finished.result is None:
-        decision = before_check(check.policy, check.history) or CheckAgain(now)
+        decision = before_check(check.policy, check.history) or CheckAgain(finished.due_at or now)
     else:
         decision = after_check(check.policy, check.history, finished.result, now)
     return replace(finished, check=check, decision=decision)

@@ -105,9 +105,9 @@ def _left(check: Check, taken: TakenClaim, now: datetime) -> FinishedCheck:
         return FinishedCheck(check, now, None)
     decision: Decision = Park(f"no producer claimed and answered a check since {taken.ended_at:%Y-%m-%dT%H:%M:%SZ}")
     if check.group is None or check.group.updated_at != taken.group_updated_at:
-        # By its group as it is now it may wait longer: the next look judges it.
-        decision = CheckAgain(now)
-    return FinishedCheck(check, now, decision, trace=_trace(check))
+        # By its group as it is now it may wait longer: the next look judges it, from the same time on.
+        decision = CheckAgain(taken.due_at or now)
+    return FinishedCheck(check, now, decision, trace=_trace(check), due_at=taken.due_at)
 
 
 def _trace(check: Check) -> str | None:

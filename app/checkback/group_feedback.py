@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 
 from app.checkback.check import FinishedCheck
 from app.checkback.check_requests import UrlResult
-from app.policy.check_schedule import Answered, Unanswered, held_s
+from app.policy.check_schedule import Answered, CheckResult, Unanswered, held_s
 from app.store.checkback.check_urls import CheckUrl
+from app.store.checkback.claims import AskedGroup
 from app.store.checkback.results import Adjustment
 
 # An unchanged URL is written at most this often; a change at once.
@@ -46,21 +47,24 @@ class GroupFeedback:
         return changed
 
     def adjustments(self, batch: Sequence[FinishedCheck], now: datetime) -> list[Adjustment]:
-        """Return how the windows of a batch's groups change and which are held; unchanged groups are left out."""
-        by_group: defaultdict[tuple[object, ...], list[FinishedCheck]] = defaultdict(list)
+        """Return how the windows of a batch's groups change and which are held; unchanged groups are left out.
+
+        One for each configuration of a group. Its checks may be from before and after a registration.
+        """
+        by_group: defaultdict[tuple[str, datetime], list[tuple[AskedGroup, CheckResult]]] = defaultdict(list)
         for finished in batch:
             group = finished.check.group
             if group is not None and finished.result is not None:
-                by_group[group.name, group.updated_at, group.registered_at].append(finished)
-        found = (self._adjustment(checks, now) for checks in by_group.values())
+                by_group[group.name, group.updated_at].append((group, finished.result))
+        found = (self._adjustment(asked, now) for asked in by_group.values())
         return [adjustment for adjustment in found if adjustment is not None]
 
-    def _adjustment(self, checks: list[FinishedCheck], now: datetime) -> Adjustment | None:
-        group = checks[-1].check.group
-        assert group is not None
+    def _adjustment(self, asked: list[tuple[AskedGroup, CheckResult]], now: datetime) -> Adjustment | None:
+        # Only a check from after the last registration may hold the group; each counts for the window.
+        group = max((one for one, _ in asked), key=_registered)
         name = group.name
-        results = [finished.result for finished in checks]
-        hold = max(held_s(one) for one in results if one is not None)
+        results = [result for _, result in asked]
+        hold = max(held_s(result) for one, result in asked if one.registered_at == group.registered_at)
         congested = any(isinstance(one, Unanswered) and one.congested for one in results)
         until = now + timedelta(seconds=hold) if hold else None
         adjustment = Adjustment(name, group.updated_at, group.registered_at, False, 0, until)
@@ -73,3 +77,8 @@ class GroupFeedback:
             adjustment = replace(adjustment, grow=1)
         wanted = adjustment.halve or adjustment.grow or adjustment.held_until
         return adjustment if wanted else None
+
+
+def _registered(group: AskedGroup) -> tuple[bool, datetime]:
+    """Return a key that orders the registrations of one configuration; none comes first."""
+    return group.registered_at is not None, group.registered_at or group.updated_at

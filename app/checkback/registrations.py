@@ -6,7 +6,8 @@ from datetime import datetime
 from app.database.connection import Connection
 from app.store.checkback import requests
 
-# The longest time that this adds to the answer of a registration. What is left keeps its time, 600 s at most.
+# No batch begins after this time, because the answer of a registration waits. What is left keeps its time, 600 s at
+# most.
 ASKED_WITHIN_S = 2.0
 
 
@@ -16,5 +17,7 @@ async def ask_unanswered(connection: Connection, group: str, now: datetime) -> N
     Each batch is a database transaction of its own, so `connection` must be in none. Raises the database's errors.
     """
     until = time.monotonic() + ASKED_WITHIN_S
-    while await requests.ask_unanswered(connection, group, now) >= requests.AT_ONCE and time.monotonic() < until:
-        pass
+    # Those in flight first: what this makes due may be in flight a moment later, and is not to be asked twice.
+    for ask in (requests.ask_in_flight, requests.ask_waiting):
+        while await ask(connection, group, now) >= requests.AT_ONCE and time.monotonic() < until:
+            pass

@@ -212,6 +212,7 @@ async def test_a_check_that_no_producer_claims_is_parked_by_what_a_put_has_answe
 ) -> None:
     await change(client, check_urls=[], checks="claim", unanswered_park_s=60)
     transaction_id = await in_doubt(client, runtime)
+    due_at = (await row(db, transaction_id))["next_check_at"]
     now = runtime.clock.now() + timedelta(seconds=100)
     holder = await connect(dsn)
     async with holder.transaction():
@@ -221,25 +222,42 @@ async def test_a_check_that_no_producer_claims_is_parked_by_what_a_put_has_answe
     await parking
     await holder.close()
     found = await row(db, transaction_id)
-    assert (found["state"], found["leased_until"]) == (IN_DOUBT, None)
+    assert (found["state"], found["leased_until"], found["next_check_at"]) == (IN_DOUBT, None, due_at)
     assert (await Lapses().step(runtime, now)).done == 0
     assert await announced(db) == []
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("park_s", [60, 600_000])
 async def test_a_check_that_was_taken_to_be_parked_waits_on_if_its_group_changed(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: bool,
+    park_s: int,
 ) -> None:
     await change(client, check_urls=[], checks="claim", unanswered_park_s=60)
     transaction_id = await in_doubt(client, runtime)
     now = runtime.clock.now() + timedelta(seconds=100)
+    if claimed:
+        await db.execute("update check_back set unanswered = 9, unanswered_since = $1", now - timedelta(seconds=90))
+    before = await row(db, transaction_id)
 
     async def changed_after(*arguments: Any) -> Any:
         taken = await take_left(*arguments)
-        await db.execute(CHANGE, "rollback", 600_000)
+        await db.execute(CHANGE, "rollback", park_s)
         return taken
 
     take_left = claimed_checks.take_left
     monkeypatch.setattr(claimed_checks, "take_left", changed_after)
     assert (await Lapses().step(runtime, now)).done == 1
+    monkeypatch.setattr(claimed_checks, "take_left", take_left)
     found = await row(db, transaction_id)
     assert (found["state"], found["leased_until"]) == (IN_DOUBT, None)
+    kept = ("next_check_at", "unanswered", "unanswered_since")
+    assert [found[column] for column in kept] == [before[column] for column in kept]
+    # The next look.
+    parked = park_s == 60
+    assert (await Lapses().step(runtime, now + timedelta(seconds=30))).done == parked
+    assert (await row(db, transaction_id))["state"] == (PARKED if parked else IN_DOUBT)

@@ -34,9 +34,10 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
                 assert "Seq" not in scan.node
                 assert scan.rows <= 200, scan
     arguments = ["group-1", now - timedelta(days=1), 100]
-    for scan in await scans(db, requests.ASK_UNANSWERED, ["text", "timestamptz", "int"], arguments, generic=generic):
-        if scan.table.startswith("check_back"):
-            assert "Seq" not in scan.node
+    for statement in (requests.ASK_IN_FLIGHT, requests.ASK_WAITING):
+        for scan in await scans(db, statement, ["text", "timestamptz", "int"], arguments, generic=generic):
+            if scan.table.startswith("check_back"):
+                assert "Seq" not in scan.node
     ids = [row["transaction_id"] for row in await db.fetch("select transaction_id from check_back limit 32")]
     for scan in await scans(db, claims.MESSAGES, ["uuid[]", "bool"], [ids, True], generic=generic):
         assert scan.rows <= 1 or "Seq" not in scan.node

@@ -9,11 +9,13 @@ import httpx
 import pytest
 from aiohttp import web
 
+from app.checkback import registrations
 from app.checkback.loop import CheckBack
 from app.database.connection import Connection, connect
 from app.permissions import Role
 from app.runtime.state import Runtime
-from app.store.checkback.requests import AT_ONCE, ask_unanswered
+from app.store.checkback import requests
+from app.store.checkback.requests import AT_ONCE
 from app.store.checkback.results import SettledCheck, settle
 from tests.coordinator.test_races import until_waiting
 from tests.support.api_keys import bearer, make
@@ -103,8 +105,9 @@ async def test_a_pause_that_is_over_is_not_shown_and_a_group_without_a_url_stays
 
 @pytest.mark.parametrize("by", ["PUT", "claim"])
 async def test_all_that_was_not_answered_is_due_after_a_registration(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, by: str
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 60)
     put = {"check_urls": ["http://127.0.0.1:9/"], "checks": "claim"}
     await client.put(SHOP, json=put)
     ids = await many_in_doubt(db, runtime, "shop", 2 * AT_ONCE + 500)
@@ -121,6 +124,67 @@ async def test_all_that_was_not_answered_is_due_after_a_registration(
     assert await db.fetchval(waits, runtime.clock.now()) == 0
 
 
+async def test_a_registration_begins_no_batch_after_its_time(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 0)
+    put = {"check_urls": ["http://127.0.0.1:9/"]}
+    await client.put(SHOP, json=put)
+    await many_in_doubt(db, runtime, "shop", AT_ONCE + 500)
+    at = runtime.clock.now() + timedelta(seconds=600)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9", at)
+    assert (await client.put(SHOP, json=put)).status_code == 200
+    assert await db.fetchval("select count(*) from check_back where next_check_at = $1", at) == 500
+
+
+async def test_a_registration_asks_no_check_again_that_it_made_due(
+    runtime: Runtime, db: Connection, dsn: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers claim what its first batch made due before its second one."""
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 60)
+    now = runtime.clock.now()
+    out, *waiting = await many_in_doubt(db, runtime, group, 1 + 2 * AT_ONCE + 500)
+    at = now + timedelta(seconds=600)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9", at)
+    lease = "update check_back set leased_until = $1, asked_at = null"
+    await db.execute(f"{lease} where transaction_id = $2", at, out)
+    ask_waiting = requests.ask_waiting
+
+    async def claimed_after(*arguments: Any) -> int:
+        found = await ask_waiting(*arguments)
+        await db.execute(f"{lease} where next_check_at <= $2 and leased_until is null", at, now)
+        return found
+
+    monkeypatch.setattr(requests, "ask_waiting", claimed_after)
+    asking = await connect(dsn)
+    await registrations.ask_unanswered(asking, group, now)
+    await asking.close()
+    assert await db.fetchval("select array_agg(transaction_id) from check_back where asked_at is not null") == [out]
+    assert await db.fetchval("select count(*) from check_back where next_check_at = $1", now) == len(waiting)
+
+
+@pytest.mark.parametrize("leased", [False, True])
+async def test_of_two_registrations_at_once_the_second_writes_no_row_again(
+    runtime: Runtime, db: Connection, dsn: str, group: str, leased: bool
+) -> None:
+    now = runtime.clock.now()
+    await many_in_doubt(db, runtime, group, 3)
+    at = now + timedelta(seconds=600)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9", at)
+    if leased:
+        await db.execute("update check_back set leased_until = $1", at)
+    first, second = [await connect(dsn) for _ in range(2)]
+    async with first.transaction():
+        await registrations.ask_unanswered(first, group, now)
+        written = await first.fetch("select transaction_id, xmin::text from check_back order by 1")
+        asked = asyncio.create_task(registrations.ask_unanswered(second, group, now + timedelta(seconds=1)))
+        await until_waiting(db)
+    await asked
+    assert await db.fetch("select transaction_id, xmin::text from check_back order by 1") == written
+    for connection in (first, second):
+        await connection.close()
+
+
 async def test_a_row_that_is_settled_now_is_asked_once_it_has_its_back_off(
     runtime: Runtime, db: Connection, dsn: str, group: str
 ) -> None:
@@ -134,7 +198,7 @@ async def test_a_row_that_is_settled_now_is_asked_once_it_has_its_back_off(
         await holder.execute("select from check_back where transaction_id = $1 for update", second)
         settled = asyncio.create_task(settle(settling, rows, now))
         await until_waiting(db)
-        asked = asyncio.create_task(ask_unanswered(asking, group, now))
+        asked = asyncio.create_task(requests.ask_in_flight(asking, group, now))
         await until_waiting(db, 2)
     await settled
     assert await asked == 2

@@ -102,8 +102,8 @@ _CLAIM_ONLY = "g.checks = 'claim' and g.check_urls = '{}' and g.deleted_at is nu
 # claims are no checks, so the time without an answer began when the first of them was due.
 LEFT = f"""
 with picked as materialized (
-  select d.transaction_id, d.since, g.updated_at from producer_group g cross join lateral (
-    select c.transaction_id, coalesce(c.unanswered_since, c.next_check_at) as since from check_back c
+  select d.transaction_id, d.since, d.next_check_at, g.updated_at from producer_group g cross join lateral (
+    select c.transaction_id, coalesce(c.unanswered_since, c.next_check_at) as since, c.next_check_at from check_back c
     where c.producer_group = g.name and c.next_check_at <= $1 and c.state = 1
       and (c.leased_until is null or c.leased_until <= $1) and c.claimed_epoch is distinct from c.lease_epoch
       and coalesce(c.unanswered_since, c.next_check_at) <= $1::timestamptz - make_interval(secs => g.unanswered_park_s)
@@ -112,7 +112,7 @@ with picked as materialized (
   where {_CLAIM_ONLY}
   limit $2
 ){_taken(f"leased_until = $1 + make_interval(secs => {HOLD_S})")}
-select {_LEASED}, j.since, j.updated_at from taken t join judged j using (transaction_id)
+select {_LEASED}, j.since, j.next_check_at, j.updated_at from taken t join judged j using (transaction_id)
 """  # noqa: S608 -- constants
 
 # As LEFT. The nightly proof takes a check that was due for hours for one that Halfnote forgot.
@@ -157,13 +157,15 @@ class TakenClaim:
     """The lease of a check that is or was out to a producer since `claimed_at`.
 
     `ended_at`: when its time was over, or, for a check that no producer claimed, since when none was answered; then
-    `group_updated_at` tells by which configuration of its group it waited too long. `answered_epoch`: of the handle of
-    a claim that was answered; `claim` has the lease by which the answer is settled.
+    `due_at` is since when it is due, and `group_updated_at` tells by which configuration of its group it waited too
+    long. `answered_epoch`: of the handle of a claim that was answered; `claim` has the lease by which the answer is
+    settled.
     """
 
     claim: Claim
     claimed_at: datetime | None
     ended_at: datetime | None = None
+    due_at: datetime | None = None
     group_updated_at: datetime | None = None
     answered_epoch: int | None = None
 
@@ -241,4 +243,4 @@ def _taken_claim(row: Any, ended_at: datetime) -> TakenClaim:
 def _left_claim(row: Any) -> TakenClaim:
     # The others were counted when they were claimed.
     waiting = replace(claim_of(row), number=row["asked"] + 1)
-    return TakenClaim(waiting, row["claimed_at"], row["since"], row["updated_at"])
+    return TakenClaim(waiting, row["claimed_at"], row["since"], row["next_check_at"], row["updated_at"])

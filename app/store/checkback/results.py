@@ -35,6 +35,7 @@ CHECKS = RowArrays(
     Column("over", "bool"),
     Column("answered", "bool"),
     Column("unanswered", "bool"),
+    Column("unsent", "bool"),
     Column("next_check_at", "timestamptz"),
     Column("parked_reason", "text"),
 )
@@ -68,7 +69,8 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # policy decides by the number of answers. So an `unknown` that does not count leaves no attempt: its lease was lost,
 # and a later check was answered first, or policy would park by it, or the row is gone. The proof counts the attempts,
 # and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
-# `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A
+# `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. One
+# that was not sent leaves the count of unanswered checks as it is, and the time of their first. A
 # transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
 # also gets an attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next
 # check was asked for while this one was in flight: then the next one is due now, also if the transaction is parked.
@@ -97,15 +99,17 @@ with s as materialized (
     answered = c.answered + ({_COUNTS})::int,
     last_answered = case when {_COUNTS} then s.number else c.last_answered end,
     unanswered = case when {_COUNTS} then 0 when not {_HELD} then c.unanswered
-      when s.unanswered and c.last_answered < s.number then c.unanswered + 1 else 0 end,
+      when s.unanswered and c.last_answered < s.number then c.unanswered + 1
+      when s.unsent then c.unanswered else 0 end,
     unanswered_since = case when {_COUNTS} then null when not {_HELD} then c.unanswered_since
-      when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at) end,
+      when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at)
+      when s.unsent then c.unanswered_since end,
     state = case when {_PARKS} then 2::smallint else c.state end,
     parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
     asked_at = case when not {_HELD} then c.asked_at end,
     next_check_at = case when not {_HELD} then c.next_check_at
-      when c.asked_at is not null and s.writable then {_NOW}
+      when c.asked_at is not null and s.writable then least({_NOW}, s.next_check_at)
       when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
@@ -179,6 +183,7 @@ class SettledCheck:
 
     `outcome` None: no check was sent, so no attempt is written. `noted`: its attempt was written with the verdict.
     `source`: of the verdict that the attempt names; another one than CHECK if the same verdict was recorded before.
+    `unsent`: policy came before it, or no producer claimed it.
     `over`: the transaction is decided, or its half is gone. Otherwise `parked_reason` parks it, or `next_check_at` is
     the time of its next check (a parked one stays parked and has none).
     """
@@ -199,6 +204,7 @@ class SettledCheck:
     over: bool = False
     answered: bool = False
     unanswered: bool = False
+    unsent: bool = False
     next_check_at: datetime | None = None
     parked_reason: str | None = None
 
