@@ -203,7 +203,7 @@ PROCESSES = (
         "seconds after which a process has seen that the key file of the secrets changed, for sessions of the console",
     ),
     Limit("app.runtime.readiness.ANSWER_WITHIN_S", "seconds that `/readyz` gives the database"),
-    Limit("app.runtime.readiness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
+    Limit("app.runtime.loop_lateness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
     Limit("app.clock.SKEW_SAID_S", "seconds of difference between the clocks above which a process logs it"),
     Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept"),
