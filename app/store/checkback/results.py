@@ -70,10 +70,10 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # and a later check was answered first, or policy would park by it, or the row is gone. The proof counts the attempts,
 # and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
 # `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. One
-# that was not sent leaves the count of unanswered checks as it is, and the time of their first. A
-# transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It
-# also gets an attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next
-# check was asked for while this one was in flight: then the next one is due now, also if the transaction is parked.
+# that was not sent leaves the count of unanswered checks as it is, and the time of their first. A transaction that this
+# statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an attempt,
+# because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next check was asked for
+# while this one was in flight: then the next one is due now, also if the transaction is parked.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -183,9 +183,9 @@ class SettledCheck:
 
     `outcome` None: no check was sent, so no attempt is written. `noted`: its attempt was written with the verdict.
     `source`: of the verdict that the attempt names; another one than CHECK if the same verdict was recorded before.
-    `unsent`: policy came before it, or no producer claimed it.
-    `over`: the transaction is decided, or its half is gone. Otherwise `parked_reason` parks it, or `next_check_at` is
-    the time of its next check (a parked one stays parked and has none).
+    `unsent`: policy came before it, or no producer claimed it. `over`: the transaction is decided, or its half is gone.
+    Otherwise `parked_reason` parks it, or `next_check_at` is the time of its next check (a parked one stays parked and
+    has none).
     """
 
     transaction_id: UUID
