@@ -194,8 +194,6 @@ producer_group = Table(
     # Learned by check-back: how many checks may be in flight, and until when the group asked for no checks.
     Column("check_window", Integer, nullable=False),
     Column("held_until", Time),
-    # The last PUT, also one that changed nothing: it ends the time for which the group asked for no checks.
-    Column("registered_at", Time),
     Column("next_ping_at", Time, nullable=False),
     # `claim`: producers may claim the group's checks, and it may have no check URL.
     Column("checks", Text, nullable=False, server_default=text("'call'")),
@@ -203,6 +201,8 @@ producer_group = Table(
     Column("claimed_at", Time),
     # One call of a check URL asks about many transactions.
     Column("batch_checks", Boolean, nullable=False, server_default=text("false")),
+    # The last PUT, also one that changed nothing: it ends the time for which the group asked for no checks.
+    Column("registered_at", Time),
     CheckConstraint("checks IN ('call', 'claim')", name="producer_group_checks"),
     CheckConstraint("on_exhausted IN ('rollback', 'park')", name="producer_group_on_exhausted"),
     # Secrets are stored sealed (app/secrets/vault.py).

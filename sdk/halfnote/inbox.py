@@ -39,8 +39,8 @@ class Reject(HalfnoteError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        # Programs also pass the exception that they caught.
-        self.reason = str(reason)
+        # Programs also pass an exception that they caught, or the name of a file that is not UTF-8, which no log takes.
+        self.reason = str(reason).encode("utf-8", "replace").decode()
 
 
 class Undone(HalfnoteError):

@@ -150,7 +150,7 @@ def test_the_migration_has_its_policy_and_its_account_before_the_release(kube: C
         assert "pre-install" in installing.result().stderr
     assert pod["spec"]["serviceAccountName"] == "hn-halfnote-migrate"
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [53, 53, 5432]
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [53, 53, 5353, 5353, 5432]
     assert kube.get("networkpolicy", "--namespace", space)["items"] == []
 
 

@@ -250,6 +250,8 @@ async def test_readyz_warns_of_held_days_and_dead_check_urls(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     await db.execute("update day set held = '{parked,undelivered:billing}' where day = $1", long_ago(0).date())
+    urls = [f"http://127.0.0.1:9/{name}" for name in "abc"]
+    await db.execute("update producer_group set check_urls = $1 where name = 'shop'", urls)
     await db.execute(
         "insert into check_url values ('shop', 'http://127.0.0.1:9/a', now() - interval '1 min', now(), 'refused'), "
         "('shop', 'http://127.0.0.1:9/b', now(), now() - interval '1 min', 'refused'), "

@@ -29,9 +29,10 @@ async def producers_key(runtime: Runtime, *groups: str) -> str:
 
 
 async def stored(db: Connection, name: str) -> tuple[Any, ...]:
-    """Everything that is stored of a group, and the number of audit rows."""
-    row = await db.fetchrow("select * from producer_group where name = $1", name)
-    return *(row or ()), await db.fetchval("select count(*) from audit")
+    """Everything that is stored of a group but the time of its last PUT, and the number of audit rows."""
+    row = dict(await db.fetchrow("select * from producer_group where name = $1", name) or {})
+    row.pop("registered_at", None)
+    return *row.values(), await db.fetchval("select count(*) from audit")
 
 
 async def due(db: Connection, transaction_id: UUID) -> bool:
