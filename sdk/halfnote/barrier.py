@@ -75,6 +75,8 @@ class _Rules:
             transaction.settle = partial(settle, transaction_id)
         if not (yield from self._sql.entering(str(transaction_id))):
             raise BarrierRefused(transaction_id, (yield from self._sql.recorded(str(transaction_id))))
+        if isinstance(transaction, Transaction):
+            transaction.entered = True
 
     def dropping(self, transaction_id: UUID) -> Script[None]:
         """Let every check answer rollback, although the database transaction that has the row commits."""

@@ -50,7 +50,8 @@ class OpenTransaction(Transaction):
     def rollback(self, reason: str) -> None:
         """Drop the messages when the block closes, without an exception. Call it before the commit of a bound session.
 
-        A plain block writes it into its barrier at its end: if the process dies before, a check answers commit.
+        A plain block writes it into its barrier at its end: if the process dies before, a check answers commit. With an
+        id of the caller's, a block that has not entered its barrier does not drop what another run has committed.
         """
         self.rolled_back = reason
 

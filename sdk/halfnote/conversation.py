@@ -193,8 +193,11 @@ class Conversation:
             )
         if came.value is Verdict.COMMIT:
             return (yield from self.committed(transaction))
+        if came.value is Verdict.ROLLBACK and self._is_contested(transaction):
+            return (yield from self._given_up(transaction, None, None))
         if came.value is Verdict.ROLLBACK and transaction.chosen:
-            yield from self._refuse(transaction)
+            # It has entered, or there is no barrier. The row of what it rolled back is gone: refuse another run.
+            yield from self.settled(transaction, self.barrier)
         return (yield from self.end(transaction, came.value))
 
     def committed(self, transaction: Transaction) -> Exchange[TransactionResult]:
@@ -239,22 +242,43 @@ class Conversation:
     ) -> Exchange[TransactionResult]:
         """Post the rollback of messages that the code drops although its database transaction may be committed.
 
-        The barrier has it first, so that a check gives the same answer if the end is lost. A repeated transaction that
-        did not enter leaves the row of an earlier run as it is.
+        The barrier has it first, so that a check gives the same answer if the end is lost. A transaction of a chosen id
+        that did not enter leaves the row of another run as it is: if that was committed, its messages go out.
         """
-        if transaction.repeated and transaction.settle is None:
-            yield from self._refuse(transaction)
-        elif self.barrier is not None:
+        if self._is_contested(transaction):
+            return (yield from self._given_up(transaction, reason, error))
+        if self.barrier is not None:
             came = yield Call(partial(self.barrier.drop, transaction.transaction_id), waits=True)
             if isinstance(came, Raised):
                 unwritten = "transaction %s: the barrier could not note that its messages are dropped: %s"
                 log.warning(unwritten, transaction.transaction_id, came.error)
         return (yield from self.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 
-    def _refuse(self, transaction: Transaction) -> Exchange[None]:
-        """Let the barrier refuse another run of a chosen id before its rollback is recorded, as far as it can now."""
-        if self.barrier is not None:
-            yield from self.settled(transaction, self.barrier)
+    def _is_contested(self, transaction: Transaction) -> bool:
+        """Return whether a row in the barrier, if there is one, is that of another run.
+
+        A transaction that the barrier refused, or that failed to enter, has `settle` but no row.
+        """
+        has_barrier = transaction.settle is not None or self.barrier is not None
+        return transaction.chosen and not transaction.entered and has_barrier
+
+    def _given_up(
+        self, transaction: Transaction, reason: str | None, error: Exception | None
+    ) -> Exchange[TransactionResult]:
+        """Post what the barrier says of a contested transaction whose code wants a rollback.
+
+        Another run may have committed its work, or may be open. If neither is so, the barrier refuses it from now on.
+        """
+        verdict = yield from self.settled(transaction, self.barrier)
+        if verdict is Verdict.ROLLBACK:
+            return (yield from self.end(transaction, verdict, reason=reason, error=error))
+        wish = "" if reason is None else f": {reason}"
+        if verdict is Verdict.UNKNOWN:
+            why = f"the barrier does not say whether another run of its id commits, so it is not rolled back{wish}"
+            return (yield from self.leave_to_check(transaction, why, error))
+        why = f"another run of its id was committed, so it is not rolled back{wish}"
+        log.warning("transaction %s: %s", transaction.transaction_id, why)
+        return (yield from self.end(transaction, verdict, reason=why, error=error))
 
     def settled(self, transaction: Transaction, otherwise: Outcomes | None = None) -> Exchange[Verdict]:
         """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now.

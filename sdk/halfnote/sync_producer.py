@@ -175,8 +175,8 @@ class SyncTransactionProducer:
     def post_ends(self, ends: Sequence[tuple[Transaction, Verdict]]) -> list[TransactionResult]:
         """Post the verdicts of up to 500 transactions in one request, after their database transaction is over.
 
-        The verdicts are the caller's: the barrier is not read. An end that fails is repeated in the background, and
-        after that left to check-back. Raises ValueError.
+        The verdicts are the caller's: the barrier is neither read nor written. An end that fails is repeated in the
+        background, and after that left to check-back. Raises ValueError.
         """
         return self._driver.run(self._many.ends(ends))
 

@@ -18,9 +18,10 @@ class Transaction:
 
     A barrier sets `settle` when the transaction enters it; `settle` returns, or awaits, the outcome of the local
     database transaction. `enters`: the block enters the barrier by itself. `entering`: `enter` was called, perhaps
-    without `await`. `chosen`: the caller chose the id, so another run may have the same one. `repeated`: the half of a
-    chosen id was stored already, so the local work may have run before. `recorded`: the verdict that a repeated one had
-    already, None if it had none or the service is older than that answer.
+    without `await`. `entered`: the barrier's row was written, in a database transaction that may be rolled back since.
+    `chosen`: the caller chose the id, so another run may have the same one. `repeated`: the half of a chosen id was
+    stored already, so the local work may have run before. `recorded`: the verdict that a repeated one had already, None
+    if it had none or the service is older than that answer.
     """
 
     transaction_id: UUID
@@ -34,6 +35,7 @@ class Transaction:
     recorded: Verdict | None = None
     enters: bool = False
     entering: bool = field(default=False, repr=False)
+    entered: bool = field(default=False, repr=False)
     settle: "Callable[[], Any] | None" = field(default=None, repr=False)
 
     @property

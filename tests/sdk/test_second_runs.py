@@ -1,21 +1,28 @@
 """A second run with a chosen id against a service that does not name the verdict of a repeated half: by the barrier."""
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import psycopg
 import pytest
 from halfnote import (
+    COMMIT,
     ROLLBACK,
+    UNKNOWN,
     BarrierRefused,
     Outgoing,
     SyncTransactionProducer,
+    Transaction,
+    TransactionProducer,
+    Verdict,
 )
-from halfnote.barrier import Barrier
+from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.sqlalchemy import SqlAlchemy
 from halfnote.ids import new_id
@@ -64,6 +71,16 @@ class Shop:
             connection.execute("begin")
             self.barrier.enter(connection, tx)
             connection.execute(INSERT)
+            connection.commit()
+
+    @contextmanager
+    def another_run(self, chosen: UUID) -> Iterator[None]:
+        """Enter and store an order within the block, by another process; commit at its end."""
+        with closing(sqlite3.connect(self._file)) as connection:
+            connection.execute("begin")
+            self.barrier.enter(connection, chosen)
+            connection.execute(INSERT)
+            yield
             connection.commit()
 
     def order(self, producer: SyncTransactionProducer, chosen: UUID) -> Any:
@@ -159,3 +176,113 @@ def test_an_id_of_the_producers_own_costs_no_read_of_the_barrier(tmp_path: Path)
             pass
     assert [end["verdict"] for end in halfnote.ends()] == ["rollback"]
     assert store.rows() == (0, [])
+
+
+class Refusing:
+    """A listener that stores nothing and returns ROLLBACK, also after the barrier has refused it."""
+
+    def __init__(self, store: Shop) -> None:
+        self._store = store
+
+    def execute_local(self, transaction: Transaction, arg: Any) -> Verdict:
+        if arg == "enters":
+            with suppress(BarrierRefused, sqlite3.OperationalError), closing(self._store.connect()) as connection:
+                connection.execute("begin")
+                self._store.barrier.enter(connection, transaction)
+        return ROLLBACK
+
+    def check_local(self, transaction: Any) -> Verdict:
+        return UNKNOWN
+
+
+def give_up(store: Shop, producer: SyncTransactionProducer, chosen: UUID, how: str) -> Any:
+    """Play a run that wants a rollback and has stored nothing."""
+    if how.startswith("listener"):
+        return producer.send(ORDER, "enters" if how == "listener, refused" else None, transaction_id=chosen)
+    with suppress(OutOfStock), producer.transaction(ORDER, transaction_id=chosen) as tx:
+        if how == "plain, refused":
+            with suppress(BarrierRefused, sqlite3.OperationalError), closing(store.connect()) as connection:
+                connection.execute("begin")
+                store.barrier.enter(connection, tx)
+        tx.rollback("no teapots left")
+        if how == "plain, fails":
+            raise OutOfStock
+    return tx.result
+
+
+WAYS = ["listener", "listener, refused", "plain", "plain, refused"]
+
+
+@pytest.mark.parametrize(
+    ("how", "repeated"), [*((how, repeated) for how in WAYS for repeated in (False, True)), ("plain, fails", False)]
+)
+@pytest.mark.parametrize("state", ["open", "committed", "none"])
+def test_a_run_that_gives_up_beside_another_one(tmp_path: Path, state: str, repeated: bool, how: str) -> None:
+    """The order that the other one stores is announced, although its own end may be lost."""
+    store, one = Shop(tmp_path), new_id()
+    halfnote = Scripted({"/half": [answer(200 if repeated else 201, {"replayed": repeated})]})
+    with SyncTransactionProducer(
+        "http://halfnote",
+        group="shop",
+        barrier=store.barrier,
+        listener=Refusing(store),
+        transport=halfnote.transport(),
+    ) as producer:
+        if state == "open":
+            with store.another_run(one):
+                result = give_up(store, producer, one, how)
+        else:
+            if state == "committed":
+                with store.another_run(one):
+                    pass
+            result = give_up(store, producer, one, how)
+    verdict = {"open": UNKNOWN, "committed": COMMIT, "none": ROLLBACK}[state]
+    assert (result.local_verdict, result.end) == (verdict, "left_to_check" if state == "open" else "recorded")
+    assert [end["verdict"] for end in halfnote.ends()] == [verdict.value]
+    assert len(halfnote.asked(f"/transactions/{one}/check")) == (state == "open")
+    assert store.rows() == ((0, ["rollback"]) if state == "none" else (1, ["local"]))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("state", ["open", "committed"])
+async def test_an_asynchronous_run_that_gives_up_beside_another_one(url: str, state: str, repeated: bool) -> None:
+    one = new_id()
+    halfnote = Scripted({"/half": [answer(200 if repeated else 201, {"replayed": repeated})]})
+
+    async with asyncpg.create_pool(url, min_size=0) as pool:
+        barrier = AsyncBarrier(Asyncpg(pool), wait_s=0.1)
+        await barrier.create_table()
+        async with (
+            TransactionProducer(
+                "http://halfnote", group="shop", barrier=barrier, transport=halfnote.transport()
+            ) as producer,
+            pool.acquire() as connection,
+        ):
+            async with connection.transaction():
+                await barrier.enter(connection, one)
+                await connection.execute(INSERT)
+                if state == "open":
+                    async with producer.transaction(ORDER, transaction_id=one) as tx:
+                        tx.rollback("no teapots left")
+            if state == "committed":
+                async with producer.transaction(ORDER, transaction_id=one) as tx:
+                    tx.rollback("no teapots left")
+        rows = await pool.fetch("select reason from halfnote_barrier")
+    assert [row[0] for row in rows] == ["local"]
+    assert [end["verdict"] for end in halfnote.ends()] == ["unknown" if state == "open" else "commit"]
+
+
+def test_a_run_that_drops_the_messages_of_its_own_commit(tmp_path: Path) -> None:
+    """It has entered, so the row is its own."""
+    store, one, halfnote = Shop(tmp_path), new_id(), Scripted()
+    with SyncTransactionProducer(
+        "http://halfnote", group="shop", barrier=store.barrier, transport=halfnote.transport()
+    ) as producer:
+        with producer.transaction(ORDER, transaction_id=one) as tx, closing(store.connect()) as connection:
+            connection.execute("begin")
+            store.barrier.enter(connection, tx)
+            connection.execute(INSERT)
+            connection.commit()
+            tx.rollback("no teapots left")
+    assert [end["verdict"] for end in halfnote.ends()] == ["rollback"]
+    assert store.rows() == (1, ["rollback"])
