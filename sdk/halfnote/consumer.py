@@ -228,7 +228,7 @@ class Consumer:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
         handling: set[asyncio.Task[None]] = set()
         claiming: asyncio.Task[list[HeldMessage]] | None = None
-        is_over, refused = False, None
+        is_over, failure = False, None
         try:
             while True:
                 if claiming is None and not is_over and queues.have_room():
@@ -244,9 +244,10 @@ class Consumer:
                     continue
                 try:
                     found = claiming.result()
-                except HalfnoteError as error:
-                    log.error(ENDS, self._consuming.subscription, error)
-                    found, refused = [], error
+                except Exception as error:
+                    # Also an answer that no service of Halfnote gives, as of a proxy: handlers are not canceled.
+                    log.error(ENDS, self._consuming.subscription, error_of(error))
+                    found, failure = [], error
                 claiming, is_over = None, not found
                 handling |= {
                     asyncio.ensure_future(self._handle(queue, take, queues, places)) for queue in queues.add(found)
@@ -256,8 +257,8 @@ class Consumer:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        if refused is not None:
-            raise refused
+        if failure is not None:
+            raise failure
 
     async def _claim_next(self) -> list[HeldMessage]:
         # What is acknowledged may free its key.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from halfnote.errors import Refused, StillRunning
+from halfnote.errors import Refused, StillRunning, Unconfirmed
 from halfnote.exchange import SHORTEST_TIMEOUT_S, Answer, Exchange, Request, asked
 from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
@@ -160,8 +160,11 @@ class Consuming:
         for some in _parts(held):
             request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
             answer = yield from self._asked(f"`{act}` of messages", request)
-            outcomes = answer.content["outcomes"]
-            lost += [one for one, outcome in zip(some, outcomes, strict=True) if outcome["status"] >= 300]
+            statuses = _statuses(answer.content, len(some))
+            if statuses is None:
+                # As of a proxy.
+                raise Unconfirmed(f"`{act}` of messages", f"answered without {len(some)} outcomes", perhaps_done=True)
+            lost += [one for one, status in zip(some, statuses, strict=True) if status >= 300]
         return lost
 
     def _asked(self, what: str, request: Request) -> Exchange[Answer]:
@@ -216,6 +219,15 @@ class Consuming:
 def _parts(held: Sequence[HeldMessage]) -> list[Sequence[HeldMessage]]:
     """Return the messages of each request."""
     return [held[n : n + HANDLES_MOST] for n in range(0, len(held), HANDLES_MOST)]
+
+
+def _statuses(content: Mapping[str, Any], count: int) -> list[int] | None:
+    """Return the status of each outcome; None if there are not so many."""
+    outcomes = content.get("outcomes")
+    if not isinstance(outcomes, list) or len(outcomes) != count:
+        return None
+    statuses = [one["status"] for one in outcomes if isinstance(one, dict) and isinstance(one.get("status"), int)]
+    return statuses if len(statuses) == count else None
 
 
 def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sdk.coordinators import problem
-from tests.sdk.pulled import ACK, EXTEND, NACK, URL, claimed, scripted
+from tests.sdk.pulled import ACK, CLAIM, EXTEND, NACK, URL, claimed, scripted
 
 # For a busy machine.
 SOON_S = 50.0
@@ -145,6 +145,75 @@ async def test_a_claim_that_is_refused_ends_a_run_after_its_handlers(kind: type[
     with pytest.raises(Exception, match="subscription-unknown"):
         await ran(kind, coordinator.transport(), handle, at_once=2)
     assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"]]
+
+
+@KINDS
+@pytest.mark.parametrize("act", ["claim", "ack", "nack"])
+async def test_an_answer_that_no_service_gives_cancels_no_handler(
+    kind: type[Consumer | SyncConsumer], act: str
+) -> None:
+    """A claim so answered ends `run` after the handlers; what was to be settled comes again."""
+    coordinator = scripted(claimed(1, 2), claimed())
+    is_answered = threading.Event()
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        is_odd = request.url.path.endswith(f"/{act}") and (act != "claim" or coordinator.asked(CLAIM))
+        if not is_odd or is_answered.is_set():
+            return coordinator.transport().handle_request(request)
+        is_answered.set()
+        return httpx.Response(200, json={})
+
+    def handle(consumer: Any, message: Message) -> None:
+        if message.json() == 2:
+            if act == "nack":
+                raise ValueError("no paper")
+            return
+        assert is_answered.wait(SOON_S)
+        time.sleep(0.1)
+        consumer.stop()
+
+    running = ran(kind, httpx.MockTransport(answers), handle, at_once=2)
+    if act == "claim":
+        with pytest.raises(KeyError, match="messages"):
+            await running
+    else:
+        await running
+    assert ["h1"] in [one["handles"] for one in coordinator.asked(ACK)]
+    assert not any("h1" in one["handles"] for one in coordinator.asked(NACK))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_handler_that_ends_the_program_ends_a_run_though_claims_find_nothing(at_once: int, is_down: bool) -> None:
+    claims, empty = iter([claimed(1)]), threading.Event()
+
+    def next_claim() -> httpx.Response:
+        if (found := next(claims, None)) is not None:
+            return found
+        empty.set()
+        return problem(503, "draining") if is_down else claimed()
+
+    def handle(message: Message) -> None:
+        assert at_once == 1 or empty.wait(SOON_S)
+        time.sleep(0.1)
+        raise SystemExit(3)
+
+    came: list[BaseException] = []
+    consumer = SyncConsumer(URL, "worker", transport=httpx.MockTransport(waiting(next_claim)), wait_s=0.1)
+
+    def runs() -> None:
+        try:
+            consumer.run(handle, at_once=at_once)
+        except BaseException as error:
+            came.append(error)
+
+    thread = threading.Thread(target=runs, daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    has_ended = not thread.is_alive()
+    consumer.close()
+    assert has_ended
+    assert [type(error) for error in came] == [SystemExit]
 
 
 @KINDS
