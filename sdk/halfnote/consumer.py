@@ -154,7 +154,8 @@ class Consumer:
         With an inbox each message has its effect once, in one database transaction with the message's row. An
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
         letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
-        While a handler has no message, more are claimed. Raises Refused, after the handlers under way.
+        While a handler has no message, more are claimed, unless `at_most` messages (10 without it) wait for earlier
+        ones of their keys. Raises Refused, after the handlers under way.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)

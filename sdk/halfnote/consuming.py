@@ -31,8 +31,9 @@ GRACE_S = 5.0
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
 TEXT_MAX = 1000
-# How many messages may wait for earlier ones of their keys in a `run`, unless a claim has more. Each is in memory.
-WAITING_MOST = 100
+# How many messages may wait for earlier ones of their keys in a `run` as it claims, if `at_most` is not given: as many
+# as a claim has then, as a rule. Each failure gives those of its key back.
+WAITING_MOST = 10
 # The most handles of one request.
 HANDLES_MOST = 1000
 # When a message comes again that another consumer still works on.
@@ -261,19 +262,25 @@ class Queue:
 
     key: str | None
     messages: deque[HeldMessage]
+    is_begun: bool = False
+
+    def waiting(self) -> int:
+        """Return how many messages wait for an earlier one."""
+        return len(self.messages) if self.is_begun else len(self.messages) - 1
 
 
 class Queues:
     """The messages of a `run` that are claimed and not begun. Safe to share among threads.
 
-    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back.
-    Messages of a later claim whose key is under way go to the end of its queue.
+    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back,
+    unless a claim's worth of messages (`at_most`) waits for earlier ones of their keys: a failure of one that many wait
+    for would give all of them back. Messages of a later claim whose key is under way go to the end of its queue.
     """
 
     def __init__(self, at_once: int, at_most: int | None) -> None:
         if at_once < 1:
             raise ValueError(f"at_once is at least 1, not {at_once}")
-        self._at_once, self._waiting_most = at_once, max(WAITING_MOST, at_most or 0)
+        self._at_once, self._waiting_most = at_once, WAITING_MOST if at_most is None else at_most
         self._lock = threading.Lock()
         self._under_way: set[Queue] = set()
         self._of_keys: dict[str, Queue] = {}
@@ -281,7 +288,7 @@ class Queues:
     def have_room(self) -> bool:
         """Return whether a handler has nothing to work on, and not too many messages wait for others of their keys."""
         with self._lock:
-            waiting = sum(len(queue.messages) for queue in self._under_way)
+            waiting = sum(queue.waiting() for queue in self._under_way)
             return len(self._under_way) < self._at_once and waiting < self._waiting_most
 
     def add(self, held: Sequence[HeldMessage]) -> list[Queue]:
@@ -303,6 +310,7 @@ class Queues:
     def next(self, queue: Queue) -> HeldMessage | None:
         """Return the next message; None ends the queue."""
         with self._lock:
+            queue.is_begun = True
             if queue.messages:
                 return queue.messages.popleft()
             self._end(queue)

@@ -129,6 +129,44 @@ async def test_a_later_claim_s_messages_of_a_key_under_way_wait_for_it(
 
 
 @KINDS
+async def test_a_key_under_way_hoards_no_more_than_two_claims(kind: type[Consumer | SyncConsumer]) -> None:
+    """What waits is given back by each failure. The service has as many messages of the key as are asked for."""
+    numbers, goes_on = iter(range(1, 1000)), threading.Event()
+    claims: list[int] = []
+    coordinator = scripted()
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/claim"):
+            return coordinator.transport().handle_request(request)
+        claims.append(1)
+        if len(claims) > 2:
+            goes_on.set()
+        return claimed(*(next(numbers) for _ in range(10)), key="a")
+
+    def handle(consumer: Any, message: Message) -> None:
+        # A claim too many would come at once.
+        goes_on.wait(0.3)
+        consumer.stop()
+
+    await ran(kind, httpx.MockTransport(answers), handle, at_once=50)
+    assert len(claims) == 2
+
+
+@KINDS
+async def test_messages_without_a_key_do_not_wait_for_each_other(kind: type[Consumer | SyncConsumer]) -> None:
+    """A claim has as many as may wait."""
+    claims = iter([claimed(1, 2, 3), claimed(4, 5, 6)])
+    together = threading.Barrier(6)
+
+    def handle(consumer: Any, message: Message) -> None:
+        together.wait(SOON_S)
+        consumer.stop()
+
+    await ran(kind, httpx.MockTransport(waiting(lambda: next(claims, None) or claimed())), handle, at_once=6, at_most=3)
+    assert not together.broken
+
+
+@KINDS
 async def test_a_claim_that_is_refused_ends_a_run_after_its_handlers(kind: type[Consumer | SyncConsumer]) -> None:
     refused = threading.Event()
 
@@ -269,12 +307,18 @@ async def test_each_message_is_settled_once_and_those_of_a_key_in_their_order(
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=5)), st.integers(1, 3), st.data())
+@given(
+    st.lists(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=5)),
+    st.integers(1, 3),
+    st.integers(1, 10),
+    st.data(),
+)
 def test_queues_hand_out_each_message_once_and_those_of_a_key_one_after_the_other(
-    claims: list[list[str | None]], at_once: int, data: st.DataObject
+    claims: list[list[str | None]], at_once: int, at_most: int, data: st.DataObject
 ) -> None:
-    queues = Queues(at_once, None)
+    queues = Queues(at_once, at_most)
     under_way: list[Queue] = []
+    begun: list[Queue] = []
     given_out: list[int] = []
     number = 0
     keys: dict[int, str | None] = {}
@@ -287,13 +331,15 @@ def test_queues_hand_out_each_message_once_and_those_of_a_key_one_after_the_othe
         under_way += queues.add(held)  # type: ignore[arg-type]
         of_keys = [queue.key for queue in under_way if queue.key is not None]
         assert len(of_keys) == len(set(of_keys))
-        assert queues.have_room() == (len(under_way) < at_once)
+        waiting = sum(len(one.messages) - (one not in begun) for one in under_way)
+        assert queues.have_room() == (len(under_way) < at_once and waiting < at_most)
         is_last = not claim and under_way
         for _ in range(1000 if is_last else data.draw(st.integers(0, 4))):
             if not under_way:
                 break
             queue = data.draw(st.sampled_from(under_way)) if not is_last else under_way[0]
             one: Any = queues.next(queue)
+            begun.append(queue)
             if one is None:
                 under_way.remove(queue)
             else:
