@@ -173,6 +173,7 @@ class Consumer:
 
     def stop(self) -> None:
         """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        self._consuming.stop()
         self._stopping.set()
 
     async def close(self, error: BaseException | None = None) -> None:

@@ -89,6 +89,12 @@ class Consuming:
         self._clock = clock
         self._grace_s = grace_s
         self._hurry_lock, self._hurries, self._settle_by = threading.Lock(), 0, math.inf
+        self._stopped_at = math.inf
+
+    def stop(self) -> None:
+        """Settle within `grace_s` seconds from now on, each time; extend as before, for the handlers under way."""
+        # Without a lock: a signal's handler may call this.
+        self._stopped_at = min(self._stopped_at, self._clock())
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
@@ -160,7 +166,7 @@ class Consuming:
         lost: list[HeldMessage] = []
         for some in _parts(held):
             request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
-            answer = yield from self._asked(f"`{act}` of messages", request)
+            answer = yield from self._asked(f"`{act}` of messages", request, is_settled=act != "extend")
             statuses = _statuses(answer.content, len(some))
             if statuses is None:
                 # As of a proxy.
@@ -168,14 +174,19 @@ class Consuming:
             lost += [one for one, status in zip(some, statuses, strict=True) if status >= 300]
         return lost
 
-    def _asked(self, what: str, request: Request) -> Exchange[Answer]:
-        now = self._clock()
-        within_s = min(self.invisible_s, max(self._settle_by - now, SHORTEST_TIMEOUT_S))
-        until = now + within_s
+    def _asked(self, what: str, request: Request, *, is_settled: bool) -> Exchange[Answer]:
+        began, invisible_s = self._clock(), self.invisible_s
+
+        def left_s() -> float:
+            """Return the seconds from the beginning to the end."""
+            stopped_s = max(self._stopped_at - began, 0.0) + self._grace_s if is_settled else math.inf
+            return min(invisible_s, max(min(self._settle_by - began, stopped_s), SHORTEST_TIMEOUT_S))
+
+        within_s = left_s()
 
         def clock() -> float:
-            # The hurry may begin while the request is repeated.
-            return now if (now := self._clock()) < self._settle_by else max(now, until)
+            # The hurry or the stop may begin while the request is repeated, which then has less time.
+            return self._clock() + max(within_s - left_s(), 0.0)
 
         return (yield from asked(what, request, within_s=within_s, clock=clock))
 

@@ -162,6 +162,7 @@ class SyncConsumer:
 
     def stop(self) -> None:
         """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        self._consuming.stop()
         self._stopping.set()
 
     def close(self, error: BaseException | None = None) -> None:
