@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from halfnote import Consumer, Outgoing, SyncConsumer, SyncTransactionProducer
+from halfnote import consumer as consumer_module
+from halfnote import sync_consumer as sync_consumer_module
 from halfnote.consuming import Queue, Queues
 from halfnote.inbox import Reject
 from halfnote.message import Message
@@ -104,9 +106,11 @@ async def test_as_many_handlers_run_as_were_asked_for_whatever_a_claim_has(
 
 @KINDS
 async def test_a_later_claim_s_messages_of_a_key_under_way_wait_for_it(
-    kind: type[Consumer | SyncConsumer],
+    kind: type[Consumer | SyncConsumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are held for longer meanwhile; after a failure they are given back."""
+    for module in (consumer_module, sync_consumer_module):
+        monkeypatch.setattr(module, "EXTENDED_AFTER", 0.02)
     claims = iter([claimed(1, key="a"), claimed(2, key="a"), claimed(3, key="b")])
     coordinator = scripted(lambda _: next(claims, None) or claimed())
     handled: list[Any] = []
@@ -121,7 +125,7 @@ async def test_a_later_claim_s_messages_of_a_key_under_way_wait_for_it(
             consumer.stop()
             raise ValueError("no paper")
 
-    await ran(kind, coordinator.transport(), handle, at_once=2, invisible_s=3.0)
+    await ran(kind, coordinator.transport(), handle, at_once=2, invisible_s=30.0)
     assert handled == [1, 3]
     back = [(one["handles"], one.get("begun", True)) for one in coordinator.asked(NACK)]
     assert back == [(["h1"], True), (["h2"], False)]
