@@ -154,7 +154,8 @@ class Consumer:
         With an inbox each message has its effect once, in one database transaction with the message's row. An
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
         letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
-        While a handler has no message, more are claimed. Raises Refused, after the handlers under way.
+        While a handler has no message, more are claimed, unless `at_most` messages (10 without it) wait for earlier
+        ones of their keys. Raises Refused, after the handlers under way.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)
@@ -172,6 +173,7 @@ class Consumer:
 
     def stop(self) -> None:
         """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        self._consuming.stop()
         self._stopping.set()
 
     async def close(self, error: BaseException | None = None) -> None:
@@ -228,7 +230,7 @@ class Consumer:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
         handling: set[asyncio.Task[None]] = set()
         claiming: asyncio.Task[list[HeldMessage]] | None = None
-        is_over, refused = False, None
+        is_over, failure = False, None
         try:
             while True:
                 if claiming is None and not is_over and queues.have_room():
@@ -244,9 +246,10 @@ class Consumer:
                     continue
                 try:
                     found = claiming.result()
-                except HalfnoteError as error:
-                    log.error(ENDS, self._consuming.subscription, error)
-                    found, refused = [], error
+                except Exception as error:
+                    # Also an answer that no service of Halfnote gives, as of a proxy: handlers are not canceled.
+                    log.error(ENDS, self._consuming.subscription, error_of(error))
+                    found, failure = [], error
                 claiming, is_over = None, not found
                 handling |= {
                     asyncio.ensure_future(self._handle(queue, take, queues, places)) for queue in queues.add(found)
@@ -256,8 +259,8 @@ class Consumer:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        if refused is not None:
-            raise refused
+        if failure is not None:
+            raise failure
 
     async def _claim_next(self) -> list[HeldMessage]:
         # What is acknowledged may free its key.

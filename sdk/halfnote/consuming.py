@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from halfnote.errors import Refused, StillRunning
+from halfnote.errors import Refused, StillRunning, Unconfirmed
 from halfnote.exchange import SHORTEST_TIMEOUT_S, Answer, Exchange, Request, asked
 from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
@@ -31,8 +31,9 @@ GRACE_S = 5.0
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
 TEXT_MAX = 1000
-# How many messages may wait for earlier ones of their keys in a `run`, unless a claim has more. Each is in memory.
-WAITING_MOST = 100
+# How many messages may wait for earlier ones of their keys in a `run` as it claims, if `at_most` is not given: as many
+# as a claim has then, as a rule. Each failure gives those of its key back.
+WAITING_MOST = 10
 # The most handles of one request.
 HANDLES_MOST = 1000
 # When a message comes again that another consumer still works on.
@@ -88,6 +89,12 @@ class Consuming:
         self._clock = clock
         self._grace_s = grace_s
         self._hurry_lock, self._hurries, self._settle_by = threading.Lock(), 0, math.inf
+        self._stopped_at = math.inf
+
+    def stop(self) -> None:
+        """Settle within `grace_s` seconds from now on, each time; extend as before, for the handlers under way."""
+        # Without a lock: a signal's handler may call this.
+        self._stopped_at = min(self._stopped_at, self._clock())
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
@@ -159,19 +166,27 @@ class Consuming:
         lost: list[HeldMessage] = []
         for some in _parts(held):
             request = self._post(act, {"handles": [one.handle for one in some], **fields}, self.attempt_s)
-            answer = yield from self._asked(f"`{act}` of messages", request)
-            outcomes = answer.content["outcomes"]
-            lost += [one for one, outcome in zip(some, outcomes, strict=True) if outcome["status"] >= 300]
+            answer = yield from self._asked(f"`{act}` of messages", request, is_settled=act != "extend")
+            statuses = _statuses(answer.content, len(some))
+            if statuses is None:
+                # As of a proxy.
+                raise Unconfirmed(f"`{act}` of messages", f"answered without {len(some)} outcomes", perhaps_done=True)
+            lost += [one for one, status in zip(some, statuses, strict=True) if status >= 300]
         return lost
 
-    def _asked(self, what: str, request: Request) -> Exchange[Answer]:
-        now = self._clock()
-        within_s = min(self.invisible_s, max(self._settle_by - now, SHORTEST_TIMEOUT_S))
-        until = now + within_s
+    def _asked(self, what: str, request: Request, *, is_settled: bool) -> Exchange[Answer]:
+        began, invisible_s = self._clock(), self.invisible_s
+
+        def left_s() -> float:
+            """Return the seconds from the beginning to the end."""
+            stopped_s = max(self._stopped_at - began, 0.0) + self._grace_s if is_settled else math.inf
+            return min(invisible_s, max(min(self._settle_by - began, stopped_s), SHORTEST_TIMEOUT_S))
+
+        within_s = left_s()
 
         def clock() -> float:
-            # The hurry may begin while the request is repeated.
-            return now if (now := self._clock()) < self._settle_by else max(now, until)
+            # The hurry or the stop may begin while the request is repeated, which then has less time.
+            return self._clock() + max(within_s - left_s(), 0.0)
 
         return (yield from asked(what, request, within_s=within_s, clock=clock))
 
@@ -218,6 +233,15 @@ def _parts(held: Sequence[HeldMessage]) -> list[Sequence[HeldMessage]]:
     return [held[n : n + HANDLES_MOST] for n in range(0, len(held), HANDLES_MOST)]
 
 
+def _statuses(content: Mapping[str, Any], count: int) -> list[int] | None:
+    """Return the status of each outcome; None if there are not so many."""
+    outcomes = content.get("outcomes")
+    if not isinstance(outcomes, list) or len(outcomes) != count:
+        return None
+    statuses = [one["status"] for one in outcomes if isinstance(one, dict) and isinstance(one.get("status"), int)]
+    return statuses if len(statuses) == count else None
+
+
 def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:
     """Run an exchange; return its result, and when its last request began."""
     sent_at = clock()
@@ -249,19 +273,25 @@ class Queue:
 
     key: str | None
     messages: deque[HeldMessage]
+    is_begun: bool = False
+
+    def waiting(self) -> int:
+        """Return how many messages wait for an earlier one."""
+        return len(self.messages) if self.is_begun else len(self.messages) - 1
 
 
 class Queues:
     """The messages of a `run` that are claimed and not begun. Safe to share among threads.
 
-    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back.
-    Messages of a later claim whose key is under way go to the end of its queue.
+    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back,
+    unless a claim's worth of messages (`at_most`) waits for earlier ones of their keys: a failure of one that many wait
+    for would give all of them back. Messages of a later claim whose key is under way go to the end of its queue.
     """
 
     def __init__(self, at_once: int, at_most: int | None) -> None:
         if at_once < 1:
             raise ValueError(f"at_once is at least 1, not {at_once}")
-        self._at_once, self._waiting_most = at_once, max(WAITING_MOST, at_most or 0)
+        self._at_once, self._waiting_most = at_once, WAITING_MOST if at_most is None else at_most
         self._lock = threading.Lock()
         self._under_way: set[Queue] = set()
         self._of_keys: dict[str, Queue] = {}
@@ -269,7 +299,7 @@ class Queues:
     def have_room(self) -> bool:
         """Return whether a handler has nothing to work on, and not too many messages wait for others of their keys."""
         with self._lock:
-            waiting = sum(len(queue.messages) for queue in self._under_way)
+            waiting = sum(queue.waiting() for queue in self._under_way)
             return len(self._under_way) < self._at_once and waiting < self._waiting_most
 
     def add(self, held: Sequence[HeldMessage]) -> list[Queue]:
@@ -291,6 +321,7 @@ class Queues:
     def next(self, queue: Queue) -> HeldMessage | None:
         """Return the next message; None ends the queue."""
         with self._lock:
+            queue.is_begun = True
             if queue.messages:
                 return queue.messages.popleft()
             self._end(queue)

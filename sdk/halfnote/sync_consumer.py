@@ -41,7 +41,8 @@ log = logging.getLogger("halfnote")
 
 # A thread cannot end its request, so `stop` waits for it.
 WAIT_S = 4.0
-# How often `close` looks whether the time of a message in the body of a loop is over.
+# How often `close` looks whether the time of a message in the body of a loop is over, and a pause after a claim that
+# failed, whether a handler raised.
 LOOK_S = 0.5
 POSTER = "halfnote-acknowledgements"
 
@@ -141,7 +142,8 @@ class SyncConsumer:
         With an inbox each message has its effect once, in one database transaction with the message's row. An
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
         letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
-        While a handler has no message, more are claimed. Raises Refused, after the handlers under way.
+        While a handler has no message, more are claimed, unless `at_most` messages (10 without it) wait for earlier
+        ones of their keys. Raises Refused, after the handlers under way.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)
@@ -160,6 +162,7 @@ class SyncConsumer:
 
     def stop(self) -> None:
         """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        self._consuming.stop()
         self._stopping.set()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -219,7 +222,7 @@ class SyncConsumer:
     def _run(self, take: Callable[[Message], Any], queues: Queues, at_once: int) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
         self._give_back(None)
-        leaves = threading.Event()
+        leaves, failure = threading.Event(), None
         with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
             handling: set[Future[None]] = set()
             try:
@@ -227,9 +230,14 @@ class SyncConsumer:
                     while not queues.have_room() and not self._stopping.is_set():
                         done, handling = wait(handling, return_when=FIRST_COMPLETED)
                         raised_of(done)
-                    # What is acknowledged may free its key.
-                    self._acknowledged()
-                    found = self._claim()
+                    try:
+                        # What is acknowledged may free its key.
+                        self._acknowledged()
+                        found = self._claim(leaves)
+                    except Exception as error:
+                        # Also an answer that no service of Halfnote gives, as of a proxy: handlers go on.
+                        log.error(ENDS, self._consuming.subscription, error_of(error))
+                        found, failure = [], error
                     if not found:
                         break
                     for queue in queues.add(found):
@@ -238,18 +246,26 @@ class SyncConsumer:
                     handling -= done
                     raised_of(done)
                 raised_of(wait(handling).done)
-            except HalfnoteError as error:
-                log.error(ENDS, self._consuming.subscription, error)
-                raised_of(wait(handling).done)
-                raise
             finally:
                 # After an exception of this thread, such as KeyboardInterrupt, the executor waits for what has begun.
                 leaves.set()
+        if failure is not None:
+            raise failure
         self._give_back(None)
 
     def _handle(self, queue: Queue, take: Callable[[Message], Any], queues: Queues, leaves: threading.Event) -> None:
-        """Handle the messages of a queue; after one that failed, or that must not be begun, give the others back."""
+        """Handle the messages of a queue; if that raises, such as SystemExit, no handler and no claim goes on."""
         self._threads.add(threading.get_ident())
+        try:
+            self._handle_each(queue, take, queues, leaves)
+        except BaseException:
+            leaves.set()
+            raise
+
+    def _handle_each(
+        self, queue: Queue, take: Callable[[Message], Any], queues: Queues, leaves: threading.Event
+    ) -> None:
+        """Handle the messages of a queue; after one that failed, or that must not be begun, give the others back."""
         while not (leaves.is_set() or self._stopping.is_set()) and (one := queues.next(queue)) is not None:
             if not self._begins(one):
                 if rest := self._of_held(queues.end(queue)):
@@ -311,16 +327,16 @@ class SyncConsumer:
         if over is not None:
             over.result()
 
-    def _claim(self) -> list[HeldMessage]:
-        """Return claimed messages; none if the consumer stops. Raises Refused."""
+    def _claim(self, leaves: threading.Event | None = None) -> list[HeldMessage]:
+        """Return claimed messages; none if the consumer stops, or `leaves` is set. Raises Refused."""
         failed = 0
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or (leaves is not None and leaves.is_set())):
             try:
                 found = self._driver.run(self._consuming.claimed(self._wait_s))
             except Unconfirmed as error:
                 failed += 1
                 log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
-                self._stopping.wait(paused_s(failed, error))
+                self._pause(paused_s(failed, error), leaves)
                 continue
             failed = 0
             if found:
@@ -330,6 +346,14 @@ class SyncConsumer:
                     self._keeper.start()
                 return found
         return []
+
+    def _pause(self, seconds: float, leaves: threading.Event | None) -> None:
+        """Wait so long, or until the consumer stops or `leaves` is set."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            # Only one event can be waited for.
+            if self._stopping.wait(min(left_s, LOOK_S)) or (leaves is not None and leaves.is_set()):
+                return
 
     def _keep(self) -> None:
         """Extend the lease of what is held; forget what is not held any more."""
