@@ -26,8 +26,6 @@ from halfnote.consuming import (
     WORKED_ON,
     Consuming,
     HeldMessage,
-    Queue,
-    Queues,
     again_of,
     error_of,
     given_back,
@@ -38,6 +36,7 @@ from halfnote.errors import HalfnoteError, Unconfirmed
 from halfnote.http import headers_of
 from halfnote.inbox import AsyncInbox, Reject
 from halfnote.message import Message
+from halfnote.queues import Queue, Queues
 
 log = logging.getLogger("halfnote")
 
@@ -418,7 +417,7 @@ class Consumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            await self._settle("nack", begun, **again_of(error), error=why)
+            await self._settle("nack", begun, **again_of(error, asyncio.CancelledError), error=why)
         if rest:
             await self._settle("nack", rest, begun=False, error=why)
 

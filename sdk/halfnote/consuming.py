@@ -4,12 +4,9 @@ import base64
 import json
 import logging
 import math
-import threading
 import time
-from asyncio import CancelledError
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,9 +28,6 @@ GRACE_S = 5.0
 EXTENDED_AFTER = 1 / 3
 # The service refuses a longer `error` of a nack, and a longer `reason` of a reject.
 TEXT_MAX = 1000
-# How many messages may wait for earlier ones of their keys in a `run` as it claims, if `at_most` is not given: as many
-# as a claim has then, as a rule. Each failure gives those of its key back.
-WAITING_MOST = 10
 # The most handles of one request.
 HANDLES_MOST = 1000
 # When a message comes again that another consumer still works on.
@@ -68,6 +62,7 @@ class Consuming:
 
     What is None was not given: the service then chooses the number of messages, and they are held for `HELD_S`, or for
     less if the service refuses that. `invisible_s` is the time for which they are held. `grace_s`: see `hurrying`.
+    `lock`: of a consumer with several threads.
     """
 
     def __init__(
@@ -78,6 +73,7 @@ class Consuming:
         attempt_s: float,
         clock: Callable[[], float] = time.monotonic,
         grace_s: float = GRACE_S,
+        lock: "AbstractContextManager[Any] | None" = None,
     ) -> None:
         if at_most is not None and not 1 <= at_most <= 1000:
             raise ValueError(f"at_most is 1 to 1000, not {at_most}")
@@ -88,7 +84,7 @@ class Consuming:
         self.attempt_s = attempt_s
         self._clock = clock
         self._grace_s = grace_s
-        self._hurry_lock, self._hurries, self._settle_by = threading.Lock(), 0, math.inf
+        self._hurry_lock, self._hurries, self._settle_by = lock or nullcontext(), 0, math.inf
         self._stopped_at = math.inf
 
     def stop(self) -> None:
@@ -267,78 +263,6 @@ def _claim_of(content: bytes) -> Mapping[str, Any]:
     return found
 
 
-@dataclass(eq=False)
-class Queue:
-    """The claimed messages of one key in their order, or one message without a key. One handler works on them."""
-
-    key: str | None
-    messages: deque[HeldMessage]
-    is_begun: bool = False
-
-    def waiting(self) -> int:
-        """Return how many messages wait for an earlier one."""
-        return len(self.messages) if self.is_begun else len(self.messages) - 1
-
-
-class Queues:
-    """The messages of a `run` that are claimed and not begun. Safe to share among threads.
-
-    A claim is made while fewer queues than `at_once` are under way, so one handler that hangs keeps no other key back,
-    unless a claim's worth of messages (`at_most`) waits for earlier ones of their keys: a failure of one that many wait
-    for would give all of them back. Messages of a later claim whose key is under way go to the end of its queue.
-    """
-
-    def __init__(self, at_once: int, at_most: int | None) -> None:
-        if at_once < 1:
-            raise ValueError(f"at_once is at least 1, not {at_once}")
-        self._at_once, self._waiting_most = at_once, WAITING_MOST if at_most is None else at_most
-        self._lock = threading.Lock()
-        self._under_way: set[Queue] = set()
-        self._of_keys: dict[str, Queue] = {}
-
-    def have_room(self) -> bool:
-        """Return whether a handler has nothing to work on, and not too many messages wait for others of their keys."""
-        with self._lock:
-            waiting = sum(queue.waiting() for queue in self._under_way)
-            return len(self._under_way) < self._at_once and waiting < self._waiting_most
-
-    def add(self, held: Sequence[HeldMessage]) -> list[Queue]:
-        """Queue messages; return the queues that are new, each of which a handler must take from until it ends."""
-        new: list[Queue] = []
-        with self._lock:
-            for one in held:
-                key = one.message.key
-                if key is not None and (queue := self._of_keys.get(key)) is not None:
-                    queue.messages.append(one)
-                    continue
-                queue = Queue(key, deque([one]))
-                self._under_way.add(queue)
-                if key is not None:
-                    self._of_keys[key] = queue
-                new.append(queue)
-        return new
-
-    def next(self, queue: Queue) -> HeldMessage | None:
-        """Return the next message; None ends the queue."""
-        with self._lock:
-            queue.is_begun = True
-            if queue.messages:
-                return queue.messages.popleft()
-            self._end(queue)
-            return None
-
-    def end(self, queue: Queue) -> list[HeldMessage]:
-        """End a queue; return what is left of it."""
-        with self._lock:
-            self._end(queue)
-            return list(queue.messages)
-
-    def _end(self, queue: Queue) -> None:
-        self._under_way.discard(queue)
-        if queue.key is not None and self._of_keys.get(queue.key) is queue:
-            del self._of_keys[queue.key]
-
-
 @dataclass(frozen=True)
 class GivenBack:
     """Messages to give back with one request, and its fields."""
@@ -356,13 +280,15 @@ def given_back(one: HeldMessage, rest: Sequence[HeldMessage], error: BaseExcepti
     return [failed, GivenBack(rest, {"begun": False, "error": EARLIER_FAILED})] if rest else [failed]
 
 
-def again_of(error: BaseException | None) -> dict[str, Any]:
+def again_of(error: BaseException | None, ends: type[BaseException]) -> dict[str, Any]:
     """Return the fields of what was begun and is given back at an exception: at once only if that ended the consumer.
+
+    `ends`: the exception that does, besides KeyboardInterrupt.
 
     Any other exception may be the work's own, and comes again with the message: without the pauses of `retry` it would
     use up all tries in a moment. So may a loop that was left.
     """
-    return {"retry_after_s": 0.0} if isinstance(error, (CancelledError, KeyboardInterrupt)) else {}
+    return {"retry_after_s": 0.0} if isinstance(error, (ends, KeyboardInterrupt)) else {}
 
 
 def still_held(held: Mapping[str, HeldMessage], but: HeldMessage | None) -> dict[str, HeldMessage]:

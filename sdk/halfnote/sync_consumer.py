@@ -22,8 +22,6 @@ from halfnote.consuming import (
     WORKED_ON,
     Consuming,
     HeldMessage,
-    Queue,
-    Queues,
     again_of,
     error_of,
     given_back,
@@ -35,6 +33,7 @@ from halfnote.hosting import not_awaitable
 from halfnote.http import headers_of
 from halfnote.inbox import Inbox, Reject
 from halfnote.message import Message
+from halfnote.queues import Queue, Queues
 from halfnote.sync_driver import SyncDriver
 
 log = logging.getLogger("halfnote")
@@ -71,7 +70,9 @@ class SyncConsumer:
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s, grace_s=grace_s)
+        self._consuming = Consuming(
+            subscription, at_most, invisible_s, attempt_s, grace_s=grace_s, lock=threading.Lock()
+        )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = threading.Event()
@@ -409,7 +410,7 @@ class SyncConsumer:
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]
         if begun:
-            self._settle("nack", begun, **again_of(error), error=why)
+            self._settle("nack", begun, **again_of(error, KeyboardInterrupt), error=why)
         if rest:
             self._settle("nack", rest, begun=False, error=why)
 

@@ -13,9 +13,9 @@ import pytest
 from halfnote import Consumer, Outgoing, SyncConsumer, SyncTransactionProducer
 from halfnote import consumer as consumer_module
 from halfnote import sync_consumer as sync_consumer_module
-from halfnote.consuming import Queue, Queues
 from halfnote.inbox import Reject
 from halfnote.message import Message
+from halfnote.queues import Queue, Queues
 from halfnote.testing import Coordinator
 from hypothesis import given, settings
 from hypothesis import strategies as st
