@@ -138,6 +138,7 @@ DELIVERY = (
         "seconds for which a check is left to producers that claim, before a URL is called",
     ),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
+    Limit("app.relay.key_order.BODIES_OF_KEY", "bodies of waiting messages of a key that a full shard keeps in memory"),
     Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads at once, unless one is larger"),
     Limit(
         "app.relay.window.UNSETTLED_BYTES",

@@ -1,19 +1,25 @@
 """PURE: decide for each message of an ordered subscription: send it, keep it behind its key, or store it as a retry.
 
-A key is *busy* while one of its messages is in flight; later ones of the same window wait behind it in memory. A key is
+A key is *busy* while one of its messages is in flight; later ones of the same window wait behind it in memory. If they
+fill the memory that the window has, most of them wait without their bodies, so that messages of other keys are read. A
+key whose next message has no body in memory stays busy until the body is read. A key is
 *held* while delivery_retry has a message of it that was sent and failed, or that waits for such a message. New messages
 of a held key go to delivery_retry as well, so that the window can move on. The claim from delivery_retry checks the
 table itself, so this state only decides what may pass.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
-from app.store.relay.log import Outgoing
+from app.relay.key_queue import KeyQueue
+from app.store.relay.log import WINDOW_BYTES, Outgoing
 
-# The most rows that may wait in delivery_retry for others of their key; beyond it the window stops.
+# The most messages that may wait for others of their key in delivery_retry, or without their bodies; beyond it the
+# window stops.
 HELD_MOST = 10_000
+# The most messages of a key that wait with their bodies once some wait without; bodies are read again when a quarter of
+# them is left.
+BODIES_OF_KEY = 64
 
 
 class Admission(Enum):
@@ -37,14 +43,27 @@ class KeyOrder:
     ) -> None:
         self._stored = {key: set(offsets) for key, offsets in stored.items()}
         self._held = sum(map(len, self._stored.values()))
-        self._waiting: dict[str, deque[Outgoing]] = {}
+        self._waiting: dict[str, KeyQueue] = {}
+        # Those of them that have messages without their bodies, and the keys whose next message is one.
+        self._deferring: dict[str, KeyQueue] = {}
+        self._stopped: set[str] = set()
         self._hold_dead = hold_dead
         self.dead = set(dead)
 
     @property
     def full(self) -> bool:
-        """Whether the number of held messages is at the limit, so that the window must stop."""
-        return self._held >= HELD_MOST
+        """Whether the number of held and deferred messages is at the limit, so that the window must stop."""
+        return self._held + self.deferred >= HELD_MOST
+
+    @property
+    def deferred(self) -> int:
+        """How many messages wait without their bodies."""
+        return sum(queue.without_body for queue in self._deferring.values())
+
+    @property
+    def deferred_bytes(self) -> int:
+        """How many bytes these bodies have."""
+        return sum(queue.deferred_bytes for queue in self._deferring.values())
 
     def admit(self, message: Outgoing) -> Admission:
         """Decide on a message that was read or claimed; GO makes its key busy."""
@@ -57,17 +76,16 @@ class KeyOrder:
                 self._store(key, message.offset)
                 return Admission.HOLD
             if queue is None:
-                self._waiting[key] = deque()
+                self._waiting[key] = KeyQueue()
                 return Admission.GO
             queue.append(message)
             return Admission.WAIT
         self._store(key, message.offset)
         if queue is None:
-            self._waiting[key] = deque()
+            self._waiting[key] = KeyQueue()
             return Admission.GO
         # A delayed message that is due goes before messages with higher offsets.
-        later = next((i for i, other in enumerate(queue) if other.offset > message.offset), len(queue))
-        queue.insert(later, message)
+        queue.insert(message)
         return Admission.WAIT
 
     def settled(self, message: Outgoing, *, dead: bool = False) -> tuple[Outgoing | None, list[Outgoing]]:
@@ -82,11 +100,7 @@ class KeyOrder:
         if dead and self._hold_dead:
             self.dead.add(key)
             return None, self._remove_waiting(key)
-        queue = self._waiting.get(key)
-        if not queue:
-            self._waiting.pop(key, None)
-            return None, []
-        return queue.popleft(), []
+        return self._next(key), []
 
     def expired(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message which no other one waited for is dead; return those of its key that go to delivery_retry.
@@ -104,16 +118,56 @@ class KeyOrder:
         return self._store_waiting(key)
 
     def waiting(self) -> list[Outgoing]:
-        """Return the messages that wait in memory behind another of their key."""
-        return [message for queue in self._waiting.values() for message in queue]
+        """Return the messages that wait in memory behind another of their key; some have no body."""
+        return [message for queue in self._waiting.values() for message in queue.messages()]
 
-    def remove(self, offsets: Collection[int]) -> None:
-        """Remove messages that wait in memory."""
+    def remove(self, offsets: Collection[int]) -> tuple[set[int], list[Outgoing]]:
+        """Remove messages that wait in memory.
+
+        Return the offsets of those whose bodies keys waited for: such a key stays busy until its message is `settled`.
+        And return messages that are to be sent now.
+        """
+        first = {key: self._waiting[key].messages()[0].offset for key in self._stopped}
+        self._stopped = {key for key, offset in first.items() if offset not in offsets}
         for queue in self._waiting.values():
-            kept = [message for message in queue if message.offset not in offsets]
-            if len(kept) < len(queue):
-                queue.clear()
-                queue.extend(kept)
+            queue.remove(offsets)
+        return {offset for offset in first.values() if offset in offsets}, self._continued()
+
+    def defer(self, messages: int, body_bytes: int) -> None:
+        """Keep so many bodies of messages that wait, and so many bytes of them, divided among the keys."""
+        most, most_bytes = self._share(messages, body_bytes)
+        for key, queue in self._waiting.items():
+            if queue.complete:
+                queue.defer(most, most_bytes)
+                if queue.deferred:
+                    self._deferring[key] = queue
+
+    def bodies_to_read(self, messages: int, body_bytes: int) -> list[Outgoing]:
+        """Return the messages whose bodies are to be read now; those that a key waits for are always among them.
+
+        `messages` and `body_bytes` are what may be in memory, as for `defer`.
+        """
+        if not self._deferring:
+            return []
+        most, most_bytes = self._share(messages, min(body_bytes, WINDOW_BYTES))
+        found: list[Outgoing] = []
+        for key, queue in self._deferring.items():
+            if key in self._stopped or queue.is_low(most // 4, most_bytes // 4):
+                found += queue.first_deferred(most - len(queue.complete), most_bytes)
+        return found
+
+    def bodies_read(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
+        """Take messages with the bodies that were read; return those that keys waited for, to be sent.
+
+        Meanwhile some of them may have gone to delivery_retry: those are not needed any more.
+        """
+        read = {message.offset: message for message in messages}
+        for key in {message.key for message in messages}:
+            queue = self._deferring.get(key or "")
+            if queue is not None:
+                queue.complete_with(read)
+        self._forget_complete()
+        return self._continued()
 
     def postponed(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message is tried again later; return the others of its key, which are stored too."""
@@ -155,7 +209,34 @@ class KeyOrder:
         """Remove the messages that wait in memory, and return them."""
         waiting = self.waiting()
         self._waiting.clear()
+        self._deferring.clear()
+        self._stopped.clear()
         return waiting
+
+    def _next(self, key: str) -> Outgoing | None:
+        """Return the next message of a busy key, to be sent. The key is free if none waits."""
+        queue = self._waiting.get(key)
+        if not queue:
+            self._waiting.pop(key, None)
+            self._deferring.pop(key, None)
+            return None
+        following = queue.pop()
+        if following is None:
+            self._stopped.add(key)
+        return following
+
+    def _continued(self) -> list[Outgoing]:
+        """Return the next messages of keys that waited for a body, as far as they have it now."""
+        stopped, self._stopped = self._stopped, set()
+        return [following for key in sorted(stopped) if (following := self._next(key)) is not None]
+
+    def _share(self, messages: int, body_bytes: int) -> tuple[int, int]:
+        keys = max(1, sum(bool(queue) for queue in self._waiting.values()))
+        return max(1, min(BODIES_OF_KEY, messages // keys)), body_bytes // keys
+
+    def _forget_complete(self) -> None:
+        for key in [key for key, queue in self._deferring.items() if not queue.deferred]:
+            del self._deferring[key]
 
     def _remove_waiting(self, key: str) -> list[Outgoing]:
         waiting = self._store_waiting(key)
@@ -163,9 +244,13 @@ class KeyOrder:
         return waiting
 
     def _store_waiting(self, key: str) -> list[Outgoing]:
-        queue = self._waiting.get(key, deque())
-        waiting = list(queue)
-        queue.clear()
+        queue = self._waiting.get(key)
+        waiting = [] if queue is None else queue.clear()
+        self._deferring.pop(key, None)
+        if key in self._stopped:
+            # None of it is in flight.
+            self._stopped.discard(key)
+            del self._waiting[key]
         for message in waiting:
             self._store(key, message.offset)
         return waiting

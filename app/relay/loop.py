@@ -20,7 +20,7 @@ from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
 from app.store.relay.checkpoints import Shard, set_breaker
-from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, takes, union, window
+from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, read_bodies, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
 from app.store.relay.retries import claim_retries, is_full
 from app.store.relay.settle_numbers import is_last_settle, number_settle
@@ -244,12 +244,25 @@ class Relay:
                     # The turn may have begun before these deliveries, and a receipt must not be older than its attempt.
                     await self.settle(runtime, connection, runtime.clock.now())
 
-        results = await asyncio.gather(settling(), *map(read, groups), return_exceptions=True)
+        results = await asyncio.gather(
+            settling(), self._read_bodies(runtime), *map(read, groups), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         if len(self._handed) and not self._take_handed(now):
             runtime.wake_ups.wake()
+
+    async def _read_bodies(self, runtime: Runtime) -> None:
+        """Read the bodies of messages whose turn in their key comes soon."""
+        wanted = [(stream, messages) for stream in self.streams.values() if (messages := stream.bodies_to_read())]
+        for stream, messages in wanted:
+            async with self._connections, runtime.database.keyed() as connection:
+                found = await read_bodies(connection, messages)
+            stream.bodies_read(found)
+            if len(found) < len(messages):
+                # Upkeep owns the others by now, and the next holder does not read them.
+                self._assignments.close(stream)
 
     async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
         """Record the outcomes of all streams in one statement; announce what a person must know with its cause.

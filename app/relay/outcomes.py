@@ -81,6 +81,11 @@ class StreamOutcomes:
         """Whether memory has room for the bodies of one more claim from delivery_retry."""
         return self.unsettled_retry_bytes < UNSETTLED_BYTES
 
+    @property
+    def has_room(self) -> bool:
+        """Whether memory has room for one more read of the log."""
+        return self._window.has_room(self._queue.deferred, self._queue.deferred_bytes)
+
     # What the sender asks (SenderOwner)
 
     def may_send(self, now: datetime) -> bool:
@@ -207,7 +212,7 @@ class StreamOutcomes:
         """While the breaker is open a failure uses up no try; another message makes the next probe."""
         note, is_new = note_of(message, outcome, sent_at), message.claim is None
         crowded = len(self._queue.ready) + 1 >= self.stock
-        if is_new and not (self.closing or crowded) and self._window.has_room:
+        if is_new and not (self.closing or crowded) and self.has_room:
             self._queue.ready.append(message)
         else:
             # Kept in memory, large or many messages would leave no room for one that succeeds. This one is due now, so

@@ -29,6 +29,16 @@ class SendQueue:
         """Whether the number of messages held for their keys is at the limit, so that no more may be read."""
         return self.keys is not None and self.keys.full
 
+    @property
+    def deferred(self) -> int:
+        """How many messages wait for their keys without their bodies in memory."""
+        return 0 if self.keys is None else self.keys.deferred
+
+    @property
+    def deferred_bytes(self) -> int:
+        """How many bytes these bodies have."""
+        return 0 if self.keys is None else self.keys.deferred_bytes
+
     def admit(self, message: Outgoing) -> bool:
         """Queue a message, or keep it behind others of its key; False if it belongs in delivery_retry instead."""
         admission = Admission.GO if self.keys is None else self.keys.admit(message)
@@ -75,13 +85,30 @@ class SendQueue:
         return sorted(queued, key=lambda message: message.offset)
 
     def remove(self, offsets: Collection[int]) -> set[int]:
-        """Remove messages by their offsets; return the offsets of those that were ready."""
+        """Remove messages by their offsets; return the offsets of those that were ready or had only no body."""
         ready = list(self.ready)
         self.ready.clear()
         self.ready.extend(message for message in ready if message.offset not in offsets)
+        removed = {message.offset for message in ready if message.offset in offsets}
         if self.keys is not None:
-            self.keys.remove(offsets)
-        return {message.offset for message in ready if message.offset in offsets}
+            waited_for, following = self.keys.remove(offsets)
+            removed |= waited_for
+            self.ready.extend(following)
+        return removed
+
+    def defer(self, messages: int, body_bytes: int) -> None:
+        """Keep so many bodies, and so many bytes, of the messages that wait for their keys."""
+        if self.keys is not None:
+            self.keys.defer(messages, body_bytes)
+
+    def bodies_to_read(self, messages: int, body_bytes: int) -> list[Outgoing]:
+        """Return the messages whose bodies are to be read now; so many messages and bytes may be in memory."""
+        return [] if self.keys is None else self.keys.bodies_to_read(messages, body_bytes)
+
+    def bodies_read(self, messages: Sequence[Outgoing]) -> None:
+        """Take messages with the bodies that were read, and queue those that their keys waited for."""
+        if self.keys is not None:
+            self.ready.extend(self.keys.bodies_read(messages))
 
     def remove_claimed(self) -> list[Outgoing]:
         """Remove the ready messages that were claimed from delivery_retry, and return them."""

@@ -13,7 +13,7 @@ from app.relay.outcomes import StreamOutcomes
 from app.relay.send_queue import SendQueue
 from app.relay.sender import Sender, SenderOptions
 from app.relay.stream_source import StreamContext, StreamSource
-from app.relay.window import Window
+from app.relay.window import MEMORY_TIMES, UNSETTLED_BYTES, Window
 from app.store.relay.checkpoints import StartPosition
 from app.store.relay.log import Outgoing, takes
 from app.store.relay.results import NOTE, Batch
@@ -48,6 +48,9 @@ class Stream:
         ordered = subscription.ordered is Ordered.KEY
         self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
         self.window = Window(source, start.offset, start.settled_to, self._at_once)
+        # So many messages that wait for their keys keep their bodies, once the memory is full; the rest of the memory
+        # is for messages of other keys.
+        self._waiting_most = MEMORY_TIMES * self.window.capacity // 2, UNSETTLED_BYTES // 2
         self.expiry = expiry_of(source, self.window)
         self._claimed = ClaimedRetries()
         self.breaker = BreakerControl(subscription.name, context.metrics, start.breaker)
@@ -102,7 +105,7 @@ class Stream:
         if not self._reads or self.queue.full:
             return False
         stock = self.outcomes.stock if self.breaker.open else self._at_once
-        return self.window.is_behind(head) and len(self.queue.ready) < stock and self.window.has_room
+        return self.window.is_behind(head) and len(self.queue.ready) < stock and self.outcomes.has_room
 
     def claimant(self, now: datetime) -> Claimant | None:
         """Return how many retries the stream can take: half of its slots, so that new messages have the others.
@@ -175,7 +178,12 @@ class Stream:
             or self.wants_messages(head)
             or (self.closing and self.wants_settle(now))
             or (self.expiry is not None and self.expiry.more)
+            or bool(self.bodies_to_read())
         )
+
+    def bodies_to_read(self) -> list[Outgoing]:
+        """Return the messages without bodies whose bodies are needed now; `bodies_read` must follow."""
+        return self.queue.bodies_to_read(*self._waiting_most) if self._reads else []
 
     # What the relay does
 
@@ -193,7 +201,13 @@ class Stream:
                 self.outcomes.put_back([message])
         if expiry is not None and expiry.may_expire(now):
             self._expire_unsent(expiry, now)
-        self.sender.fill()
+        self._fill()
+
+    def bodies_read(self, messages: Sequence[Outgoing]) -> None:
+        """Take messages with the bodies that were read."""
+        if not (self.closing or self.lost):
+            self.queue.bodies_read(messages)
+            self.sender.fill()
 
     def accept_handed(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Take what follows the stream's position in messages that were committed just now, with offsets in sequence.
@@ -293,11 +307,18 @@ class Stream:
         if self.expiry is not None and not self.closing and self.expiry.may_expire(now):
             # The next messages of keys are ready now.
             self._expire_unsent(self.expiry, now)
-        self.sender.fill()
+        self._fill()
 
     def unrecorded(self) -> None:
         """Note that the settle of the batch failed, or may have failed: the same outcomes are settled once more."""
         self.outcomes.unrecorded()
+
+    def _fill(self) -> None:
+        """Start slots. If some stay free because memory is full of messages that wait for keys, drop such bodies."""
+        self.sender.fill()
+        free = not self.queue.ready and self.sender.in_flight < self._limit
+        if free and not (self.breaker.open or self.outcomes.has_room):
+            self.queue.defer(*self._waiting_most)
 
     def _expire_unsent(self, expiry: Expiry, now: datetime) -> None:
         """Queue dead letters for messages in memory that must not wait any longer.

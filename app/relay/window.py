@@ -63,10 +63,10 @@ class Window:
         plain = shard.shards == 1 and not shard.replay and self.route.headers is None
         return plain and self.position >= self._former_settled_to
 
-    @property
-    def has_room(self) -> bool:
-        """Whether memory has room for one more read."""
-        return len(self._progress) < MEMORY_TIMES * self.capacity and self._progress.bytes < UNSETTLED_BYTES
+    def has_room(self, deferred: int, deferred_bytes: int) -> bool:
+        """Return whether memory has room for one more read, if so many messages are unsettled without their bodies."""
+        messages, body_bytes = len(self._progress) - deferred, self._progress.bytes - deferred_bytes
+        return messages < MEMORY_TIMES * self.capacity and body_bytes < UNSETTLED_BYTES
 
     @property
     def unsettled(self) -> int:

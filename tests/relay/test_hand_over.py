@@ -281,7 +281,7 @@ async def test_what_does_not_fit_is_read_when_there_is_room(
         runtime.wake_ups.relay.clear()
         windows.clear()
         with monkeypatch.context() as full:
-            full.setattr(type(stream.window), "has_room", False)
+            full.setattr(type(stream.window), "has_room", lambda *_: False)
             await publish(client, order(1), order(2))
             # A turn could not read it either.
             assert not runtime.wake_ups.relay.is_set()

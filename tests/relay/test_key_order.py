@@ -16,12 +16,15 @@ AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 def message(offset: int, key: str | None, claim: int | None = None) -> Outgoing:
     return Outgoing(
-        offset, UUID(int=offset), 0, "order", key, None, None, AT, "shop", None, "text/plain", b"", claim=claim
+        offset, UUID(int=offset), 0, "order", key, None, None, AT, "shop", "{}", "text/plain", b"body", claim=claim
     )
 
 
 class KeysModel(RuleBasedStateMachine):
-    """A stream: messages are read, sent, settled, postponed, stored, claimed and sent again."""
+    """A stream: messages are read, sent, settled, postponed, stored, claimed and sent again.
+
+    Those that wait lose their bodies and get them back.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,10 +36,13 @@ class KeysModel(RuleBasedStateMachine):
         self.claimed: set[int] = set()
         self.done: dict[str, list[int]] = {}
         self.removed: set[int] = set()
+        self.key_of: dict[int, str] = {}
+        self.asked: list[int] = []
 
     @rule(key=st.sampled_from("ab"))
     def read(self, key: str) -> None:
         self.offset += 1
+        self.key_of[self.offset] = key
         one = message(self.offset, key)
         match self.keys.admit(one):
             case Admission.GO:
@@ -87,6 +93,48 @@ class KeysModel(RuleBasedStateMachine):
                 if self.keys.admit(one) is Admission.GO:
                     self.in_flight.append(one)
 
+    @rule(messages=st.integers(1, 4), body_bytes=st.integers(0, 20))
+    def defers(self, messages: int, body_bytes: int) -> None:
+        self.keys.defer(messages, body_bytes)
+
+    @rule(messages=st.integers(1, 4), body_bytes=st.integers(0, 20))
+    def asks_for_bodies(self, messages: int, body_bytes: int) -> None:
+        self.asked = [one.offset for one in self.keys.bodies_to_read(messages, body_bytes)]
+
+    @rule()
+    def reads_bodies(self) -> None:
+        """What was asked for may have been postponed, sent or stored since."""
+        read = [message(offset, self.key_of[offset]) for offset in self.asked]
+        self.in_flight += self.keys.bodies_read(read)
+        self.asked = []
+
+    @rule(data=st.data())
+    def expires(self, data: st.DataObject) -> None:
+        """Messages that wait are taken out, and are dead letters later."""
+        waiting = [one for one in self.keys.waiting() if one.claim is None]
+        if not waiting:
+            return
+        offsets = data.draw(st.sets(st.sampled_from([one.offset for one in waiting]), min_size=1))
+        next_ones, following = self.keys.remove(offsets)
+        self.in_flight += following
+        gone = [one for one in waiting if one.offset in offsets]
+        for one in sorted(gone, key=lambda one: one.offset in next_ones):
+            self.removed.add(one.offset)
+            if one.offset in next_ones:
+                following_one, _ = self.keys.settled(one)
+                self.in_flight += [] if following_one is None else [following_one]
+            else:
+                self.keys.expired(one)
+
+    @invariant()
+    def what_is_sent_has_its_body(self) -> None:
+        assert all((one.body, one.headers) == (b"body", "{}") for one in self.in_flight)
+
+    @invariant()
+    def what_has_no_body_is_counted(self) -> None:
+        without = sum(not one.body for one in self.keys.waiting())
+        assert (self.keys.deferred, self.keys.deferred_bytes) == (without, without * len(b"body"))
+
     @invariant()
     def one_message_of_a_key_is_in_flight(self) -> None:
         keys = [one.key for one in self.in_flight]
@@ -113,6 +161,8 @@ class KeysModel(RuleBasedStateMachine):
                     self.in_flight.append(following)
             for key in "ab":
                 self.claim(key, 3)
+            self.asks_for_bodies(2, 0)
+            self.reads_bodies()
             if not self.in_flight:
                 break
         done = [offset for offsets in self.done.values() for offset in offsets]
@@ -134,6 +184,33 @@ def test_past_the_limit_the_window_stops() -> None:
     assert keys.admit(first) is Admission.GO
     keys.settled(first)
     assert not keys.full
+
+
+def test_messages_without_bodies_count_towards_the_limit() -> None:
+    keys = KeyOrder({})
+    assert keys.admit(message(0, "k")) is Admission.GO
+    for offset in range(1, 4):
+        keys.admit(message(offset, "k"))
+    keys.defer(1, 100)
+    assert (keys.deferred, len(keys.waiting())) == (2, 3)
+    for offset in range(4, HELD_MOST + 2):
+        assert not keys.full
+        assert keys.admit(message(offset, "k")) is Admission.WAIT
+    assert keys.full
+
+
+def test_a_key_keeps_bodies_in_bytes() -> None:
+    keys = KeyOrder({})
+    for offset in range(6):
+        keys.admit(message(offset, "k"))
+    keys.defer(64, 2 * len(b"body"))
+    assert [bool(one.body) for one in keys.waiting()] == [True, True, False, False, False]
+    assert [one.offset for one in keys.bodies_to_read(64, 2 * len(b"body"))] == []
+    for offset in (0, 1):
+        keys.settled(message(offset, "k"))
+    assert keys.settled(message(2, "k")) == (None, [])
+    assert [one.offset for one in keys.bodies_to_read(64, 2 * len(b"body"))] == [3, 4]
+    assert [one.offset for one in keys.bodies_read([message(3, "k"), message(4, "k")])] == [3]
 
 
 def test_a_dead_letter_stops_its_key_until_it_is_freed() -> None:

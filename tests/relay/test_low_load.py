@@ -154,7 +154,7 @@ async def test_what_a_full_stream_could_not_read_is_read_when_it_has_room(
     async with Responder() as receiver:
         relay, stream = await opened(client, runtime, receiver, now)
         with monkeypatch.context() as full:
-            full.setattr(type(stream.window), "has_room", False)
+            full.setattr(type(stream.window), "has_room", lambda *_: False)
             await publish(client, order(1))
             await relay.step(runtime, now)
         assert offsets(receiver) == []

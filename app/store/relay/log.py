@@ -1,7 +1,7 @@
 """SQL that reads the log for the relay: a window of messages, and the log's head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -176,6 +176,19 @@ from (select count(*), max("offset") as last from taken) t, (select count(*) fro
 order by "offset" nulls last
 """  # noqa: S608 -- constants
 
+# The headers and the body of messages that were read before, by their numbers in the arrays; none of a day that is not
+# open, as in WINDOW.
+BODIES = """
+select n.number::int, h.headers, h.body
+from unnest($1::uuid[], $2::smallint[]) with ordinality n (transaction_id, position, number), lateral (
+  select headers, body from half h
+  where h.transaction_id = n.transaction_id and h.position = n.position offset 0
+) h
+where not exists (
+  select from day d where d.low <= n.transaction_id and d.high > n.transaction_id and d.state <> 'open'
+)
+"""
+
 NEWEST = 2**63 - 1
 
 
@@ -252,6 +265,13 @@ async def window(connection: Connection, reader: Reader, after: int, at_most: in
     *rows, last = await connection.fetch(WINDOW, *READER.arguments(reader, after=after, at_most=at_most))
     logged = len(LOGGED)
     return Read([Outgoing(*row[:logged]) for row in rows], last["reached"], last["more"])
+
+
+async def read_bodies(connection: Connection, messages: Sequence[Outgoing]) -> list[Outgoing]:
+    """Return copies of messages with their headers and bodies, without those whose day is gone or being archived."""
+    ids, positions = [one.transaction_id for one in messages], [one.position for one in messages]
+    rows = await connection.fetch(BODIES, ids, positions)
+    return [replace(messages[number - 1], headers=headers, body=body) for number, headers, body in rows]
 
 
 def takes(route: Route, message: Outgoing) -> bool:
