@@ -18,11 +18,11 @@ AT_A_TIME = 100_000
 # Under the offset lock (see RECORD_ENDS), so that no offset becomes visible before a lower one.
 LOCK = f"select pg_advisory_xact_lock({AdvisoryLock.OFFSET})"
 # UUIDv7 with random tails, IDS_A_MS per millisecond; $1: the first ms; $2: the first number; $3: how many; $4: a salt
-# that makes the ids unique. The first check is due a day later, as in all benchmarks, because a sweep over all rows at
-# once is no part of the cost of a delivery.
+# that makes the ids unique; $9: how many keys. The first check is due a day later, as in all benchmarks, because a
+# sweep over all rows at once is no part of the cost of a delivery.
 COMMITTED = f"""
 with made as materialized (
-  select n, to_timestamp(ms / 1000.0) as at, 'customer-' || n % {KEYS} as key,
+  select n, to_timestamp(ms / 1000.0) as at, 'customer-' || n % $9::int as key,
     overlay(overlay(left(lpad(to_hex(ms), 12, '0') || md5(n || $4), 32) placing '7' from 13) placing '8' from 17)::uuid
       as id
   from (select n, $1::bigint + n / {IDS_A_MS} as ms from generate_series($2::int, $2 + $3::int - 1) as n) t
@@ -38,8 +38,8 @@ select id, 0, nextval('outbox_offset'), $6, key, at from (select * from made ord
 """
 
 
-async def fill_committed(dsn: str, topic: str, count: int) -> None:
-    """Publish `count` messages of about 230 bytes at the same moment, each in its own transaction."""
+async def fill_committed(dsn: str, topic: str, count: int, *, keys: int = KEYS) -> None:
+    """Publish `count` messages of about 230 bytes at the same moment, each in its own transaction, over `keys` keys."""
     body = message_of(half_body())
     first, nonce = time.time_ns() // 1_000_000 - count // IDS_A_MS, os.urandom(8).hex()
     async with connected(dsn) as connection, connection.transaction():
@@ -47,7 +47,7 @@ async def fill_committed(dsn: str, topic: str, count: int) -> None:
         for at in range(0, count, AT_A_TIME):
             rows = min(AT_A_TIME, count - at)
             known = (GROUP, topic, body, sha256(body).digest())
-            await connection.execute(COMMITTED, first, at, rows, nonce, *known, timeout=300)
+            await connection.execute(COMMITTED, first, at, rows, nonce, *known, keys, timeout=300)
         # The publishing service does the same. Postgres sends the notification when the database transaction commits.
         await connection.execute(NOTIFY, CHANNEL, topic)
 
