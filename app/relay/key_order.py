@@ -176,6 +176,11 @@ class KeyOrder:
         self._store(message.key, message.offset)
         return self._remove_waiting(message.key)
 
+    def returned(self, claimed: Outgoing) -> None:
+        """Note that a claimed message was not admitted: its row keeps later ones back."""
+        if claimed.key is not None:
+            self._store(claimed.key, claimed.offset)
+
     def freed(self, keys: Iterable[str], stored: Mapping[str, Iterable[int]]) -> None:
         """Note that a person acted on the dead letters that stopped these keys.
 

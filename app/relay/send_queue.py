@@ -72,6 +72,11 @@ class SendQueue:
         """Note that a message is tried again later; return the others of its key, which go back with it."""
         return [] if self.keys is None else self.keys.postponed(message)
 
+    def returned(self, claimed: Outgoing) -> None:
+        """Note that a claimed message goes back to delivery_retry without having been queued."""
+        if self.keys is not None:
+            self.keys.returned(claimed)
+
     def expired(self, message: Outgoing) -> tuple[list[Outgoing], bool]:
         """Note that a message that was not ready or in flight is recorded as dead; return what `settled` does."""
         if self.keys is None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from app.store.relay.results import Settlement
+from app.store.relay.results import RETRY, Settlement
 
 # How long an outcome waits for others before it is settled. Nothing waits for the receipt of a first delivery. After a
 # crash such a message may be delivered again, and at a low load a settle for each would cost as much as the delivery.
@@ -47,6 +47,16 @@ class SettleBuffer:
     def offsets(self) -> set[int]:
         """The offsets of the messages whose outcomes are not recorded."""
         return {one.message.offset for part in (self.finished, self.settling, self.repeated) for one in part}
+
+    def first_retries(self) -> dict[str, int]:
+        """Return the lowest offset of each key that has retries which are not recorded."""
+        lowest: dict[str, int] = {}
+        for part in (self.finished, self.settling, self.repeated):
+            for settlement in part:
+                key, offset = settlement.message.key, settlement.message.offset
+                if settlement.result is RETRY and key is not None:
+                    lowest[key] = min(offset, lowest.get(key, offset))
+        return lowest
 
     def __len__(self) -> int:
         return len(self.finished) + len(self.settling) + len(self.repeated)

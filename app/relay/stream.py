@@ -231,8 +231,22 @@ class Stream:
         messages = self._claimed.take(claimed, until, now)
         self.outcomes.unsettled_retries += len(messages)
         self.outcomes.unsettled_retry_bytes += sum(len(message.body) for message in messages)
+        if self.queue.ordered and len(self.outcomes.buffer):
+            messages = self._behind_no_retry(messages)
         self.queue.admit_retries(messages)
         self.sender.fill()
+
+    def _behind_no_retry(self, claimed: Sequence[Outgoing]) -> list[Outgoing]:
+        """Give back claimed messages whose key has a retry before them that is not recorded; return the others.
+
+        The claim did not see that retry: a delayed message can be due in this moment.
+        """
+        lowest = self.outcomes.buffer.first_retries()
+        early = [m for m in claimed if m.key is not None and lowest.get(m.key, m.offset) < m.offset]
+        for message in early:
+            self.queue.returned(message)
+        self.outcomes.put_back(early)
+        return [message for message in claimed if message not in early] if early else list(claimed)
 
     def expire(
         self, claimed: Sequence[tuple[Outgoing, DeadLetterReason, str | None]], until: datetime, now: datetime

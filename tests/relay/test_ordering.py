@@ -437,6 +437,36 @@ async def test_claimed_retries_of_one_key_do_not_delay_the_retries_of_others(
     assert by_key(receiver.calls)["hot"] == [sent[0], *sent]
 
 
+async def test_a_delayed_message_that_is_due_does_not_pass_a_failure_that_is_not_recorded(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    may_fail, failed = asyncio.Event(), False
+
+    async def answer(call: Call) -> web.Response:
+        nonlocal failed
+        await may_fail.wait()
+        status, failed = 200 if failed else 500, True
+        return web.Response(status=status)
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10])
+        sent = await publish(client, keyed("k", 1), keyed("k", 2, deliver_after_s=60))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 1)
+        [stream] = relay.streams.values()
+        await turn_until(relay, runtime, lambda: not len(stream.outcomes.buffer))
+        runtime.clock.offset_s += 61
+        may_fail.set()
+        async with asyncio.timeout(10):
+            while not stream.outcomes.buffer.has_unsettled:
+                await asyncio.sleep(0.001)
+        # This turn claims what is due, and records the failure after that.
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from delivery_retry"))
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert by_key(receiver.calls)["k"] == [sent[0], sent[0], sent[1]]
+
+
 @pytest.mark.slow
 async def test_past_ten_thousand_held_rows_the_window_stops_and_continues_later(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
