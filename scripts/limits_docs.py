@@ -138,6 +138,8 @@ DELIVERY = (
         "seconds for which a check is left to producers that claim, before a URL is called",
     ),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
+    Limit("app.relay.key_order.DEFERRED_MOST", "messages that wait for their keys in a shard without their bodies"),
+    Limit("app.relay.stream.AHEAD_MOST", "log entries that a shard reads on beyond a message that waits for its key"),
     Limit("app.relay.key_order.BODIES_OF_KEY", "bodies of waiting messages of a key that a full shard keeps in memory"),
     Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads at once, unless one is larger"),
     Limit(

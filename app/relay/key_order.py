@@ -14,9 +14,9 @@ from enum import Enum
 from app.relay.key_queue import KeyQueue
 from app.store.relay.log import WINDOW_BYTES, Outgoing
 
-# The most messages that may wait for others of their key in delivery_retry, or without their bodies; beyond it the
-# window stops.
-HELD_MOST = 10_000
+# The most messages that may wait for others of their key in delivery_retry, and in memory without their bodies; beyond
+# either the window stops.
+HELD_MOST = DEFERRED_MOST = 10_000
 # The most messages of a key that wait with their bodies once some wait without; bodies are read again when a quarter of
 # them is left.
 BODIES_OF_KEY = 64
@@ -46,14 +46,14 @@ class KeyOrder:
         self._waiting: dict[str, KeyQueue] = {}
         # Those of them that have messages without their bodies, and the keys whose next message is one.
         self._deferring: dict[str, KeyQueue] = {}
-        self._stopped: set[str] = set()
+        self._stopped: dict[str, None] = {}
         self._hold_dead = hold_dead
         self.dead = set(dead)
 
     @property
     def full(self) -> bool:
-        """Whether the number of held and deferred messages is at the limit, so that the window must stop."""
-        return self._held + self.deferred >= HELD_MOST
+        """Whether the number of held or deferred messages is at its limit, so that the window must stop."""
+        return self._held >= HELD_MOST or self.deferred >= DEFERRED_MOST
 
     @property
     def deferred(self) -> int:
@@ -127,8 +127,8 @@ class KeyOrder:
         Return the offsets of those whose bodies keys waited for: such a key stays busy until its message is `settled`.
         And return messages that are to be sent now.
         """
-        first = {key: self._waiting[key].messages()[0].offset for key in self._stopped}
-        self._stopped = {key for key, offset in first.items() if offset not in offsets}
+        first = {key: self._waiting[key].first.offset for key in self._stopped}
+        self._stopped = {key: None for key, offset in first.items() if offset not in offsets}
         for queue in self._waiting.values():
             queue.remove(offsets)
         return {offset for offset in first.values() if offset in offsets}, self._continued()
@@ -142,18 +142,33 @@ class KeyOrder:
                 if queue.deferred:
                     self._deferring[key] = queue
 
-    def bodies_to_read(self, messages: int, body_bytes: int) -> list[Outgoing]:
-        """Return the messages whose bodies are to be read now; those that a key waits for are always among them.
+    def bodies_to_read(self, messages: int, body_bytes: int, *, ahead: bool) -> list[Outgoing]:
+        """Return the messages whose bodies are to be read now: first those that a key waits for.
 
-        `messages` and `body_bytes` are what may be in memory, as for `defer`.
+        `messages` and `body_bytes` are what may be in memory, as for `defer`. Without `ahead` nothing else is read. One
+        read has at most WINDOW_BYTES, or one body.
         """
         if not self._deferring:
             return []
         most, most_bytes = self._share(messages, min(body_bytes, WINDOW_BYTES))
         found: list[Outgoing] = []
-        for key, queue in self._deferring.items():
-            if key in self._stopped or queue.is_low(most // 4, most_bytes // 4):
-                found += queue.first_deferred(most - len(queue.complete), most_bytes)
+        left = WINDOW_BYTES
+        low = [key for key in self._deferring if ahead and key not in self._stopped]
+        for key in [*self._stopped, *low]:
+            queue, stopped = self._deferring[key], key in self._stopped
+            if left <= 0 or (not stopped and len(queue.complete) > most // 4):
+                continue
+            wanted = queue.first_deferred(
+                most - len(queue.complete) if ahead else 1,
+                min(left, most_bytes - queue.body_bytes),
+                least=int(stopped),
+            )
+            size = sum(queue.length(message) for message in wanted)
+            if found and size > left:
+                # The key stays stopped, and the next read begins with it.
+                break
+            left -= size
+            found += wanted
         return found
 
     def bodies_read(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
@@ -227,13 +242,13 @@ class KeyOrder:
             return None
         following = queue.pop()
         if following is None:
-            self._stopped.add(key)
+            self._stopped[key] = None
         return following
 
     def _continued(self) -> list[Outgoing]:
         """Return the next messages of keys that waited for a body, as far as they have it now."""
-        stopped, self._stopped = self._stopped, set()
-        return [following for key in sorted(stopped) if (following := self._next(key)) is not None]
+        stopped, self._stopped = self._stopped, {}
+        return [following for key in stopped if (following := self._next(key)) is not None]
 
     def _share(self, messages: int, body_bytes: int) -> tuple[int, int]:
         keys = max(1, sum(bool(queue) for queue in self._waiting.values()))
@@ -254,8 +269,7 @@ class KeyOrder:
         self._deferring.pop(key, None)
         if key in self._stopped:
             # None of it is in flight.
-            self._stopped.discard(key)
-            del self._waiting[key]
+            del self._stopped[key], self._waiting[key]
         for message in waiting:
             self._store(key, message.offset)
         return waiting

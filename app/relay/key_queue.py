@@ -53,34 +53,44 @@ class KeyQueue:
         self.complete_with({})
         return self.complete.popleft() if self.complete else None
 
+    @property
+    def first(self) -> Outgoing:
+        """The first message. Raises IndexError if none waits."""
+        return self.complete[0] if self.complete else self.deferred[0]
+
+    @property
+    def body_bytes(self) -> int:
+        """How many bytes the bodies of the first messages have."""
+        return sum(len(message.body) for message in self.complete)
+
     def defer(self, messages: int, body_bytes: int) -> None:
-        """Keep as many bodies, and as many bytes of them, from the first message on; at least one body."""
+        """Keep at most so many bodies, and so many bytes of them, from the first message on."""
         kept, used = 0, 0
         for message in self.complete:
             used += len(message.body)
-            if kept and (kept >= messages or used > body_bytes):
+            if kept >= messages or used > body_bytes:
                 break
             kept += 1
         for _ in range(len(self.complete) - kept):
             message = self.complete.pop()
             self.deferred.appendleft(message if message.claim is not None else self._without_body(message))
 
-    def is_low(self, messages: int, body_bytes: int) -> bool:
-        """Return whether so few bodies, and so few bytes of them, are in memory."""
-        return len(self.complete) <= messages and sum(len(one.body) for one in self.complete) <= body_bytes
-
-    def first_deferred(self, messages: int, body_bytes: int) -> list[Outgoing]:
-        """Return the first messages whose bodies are to be read: at most so many and so many bytes; at least one."""
+    def first_deferred(self, messages: int, body_bytes: int, *, least: int = 0) -> list[Outgoing]:
+        """Return the first messages without bodies: at most so many and so many bytes, but the first `least` always."""
         found: list[Outgoing] = []
         used = 0
         for message in self.deferred:
             if message.claim is not None:
                 continue
             used += self._lengths[message.offset]
-            if found and (len(found) >= messages or used > body_bytes):
+            if len(found) >= least and (len(found) >= messages or used > body_bytes):
                 break
             found.append(message)
         return found
+
+    def length(self, message: Outgoing) -> int:
+        """Return the length of the body of a message that waits without it."""
+        return self._lengths[message.offset]
 
     def complete_with(self, read: Mapping[int, Outgoing]) -> None:
         """Give the first messages their bodies, as far as they were read; `read` has them by their offsets."""
@@ -97,7 +107,7 @@ class KeyQueue:
             if len(kept) < len(part):
                 part.clear()
                 part.extend(kept)
-        for offset in self._lengths.keys() & set(offsets):
+        for offset in [offset for offset in self._lengths if offset in offsets]:
             self._forget(offset)
 
     def clear(self) -> list[Outgoing]:

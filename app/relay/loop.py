@@ -244,25 +244,26 @@ class Relay:
                     # The turn may have begun before these deliveries, and a receipt must not be older than its attempt.
                     await self.settle(runtime, connection, runtime.clock.now())
 
-        results = await asyncio.gather(
-            settling(), self._read_bodies(runtime), *map(read, groups), return_exceptions=True
-        )
+        bodies = [
+            self._read_bodies(runtime, stream, messages)
+            for stream in self.streams.values()
+            if (messages := stream.bodies_to_read())
+        ]
+        results = await asyncio.gather(settling(), *bodies, *map(read, groups), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         if len(self._handed) and not self._take_handed(now):
             runtime.wake_ups.wake()
 
-    async def _read_bodies(self, runtime: Runtime) -> None:
+    async def _read_bodies(self, runtime: Runtime, stream: Stream, messages: Sequence[Outgoing]) -> None:
         """Read the bodies of messages whose turn in their key comes soon."""
-        wanted = [(stream, messages) for stream in self.streams.values() if (messages := stream.bodies_to_read())]
-        for stream, messages in wanted:
-            async with self._connections, runtime.database.keyed() as connection:
-                found = await read_bodies(connection, messages)
-            stream.bodies_read(found)
-            if len(found) < len(messages):
-                # Upkeep owns the others by now, and the next holder does not read them.
-                self._assignments.close(stream)
+        async with self._connections, runtime.database.keyed() as connection:
+            found = await read_bodies(connection, messages)
+        stream.bodies_read(found)
+        if len(found) < len(messages):
+            # Upkeep owns the others by now, and the next holder does not read them.
+            self._assignments.close(stream)
 
     async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
         """Record the outcomes of all streams in one statement; announce what a person must know with its cause.

@@ -106,9 +106,12 @@ class SendQueue:
         if self.keys is not None:
             self.keys.defer(messages, body_bytes)
 
-    def bodies_to_read(self, messages: int, body_bytes: int) -> list[Outgoing]:
-        """Return the messages whose bodies are to be read now; so many messages and bytes may be in memory."""
-        return [] if self.keys is None else self.keys.bodies_to_read(messages, body_bytes)
+    def bodies_to_read(self, messages: int, body_bytes: int, *, ahead: bool) -> list[Outgoing]:
+        """Return the messages whose bodies are to be read now; so many messages and bytes may be in memory.
+
+        Without `ahead` only those that a key waits for.
+        """
+        return [] if self.keys is None else self.keys.bodies_to_read(messages, body_bytes, ahead=ahead)
 
     def bodies_read(self, messages: Sequence[Outgoing]) -> None:
         """Take messages with the bodies that were read, and queue those that their keys waited for."""

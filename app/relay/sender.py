@@ -90,6 +90,11 @@ class Sender:
         """Whether nothing is in flight."""
         return not self._slots
 
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether one more request may be in flight."""
+        return len(self._slots) < self._limit
+
     async def wait_idle(self) -> None:
         """Wait until nothing is in flight."""
         if self._slots:

@@ -1,7 +1,7 @@
 """One shard of a subscription, or one replay, while a worker holds its lease: read, send, settle."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from app.destinations.base import Destination
 from app.policy.rate_limiter import AnyPacer
@@ -19,6 +19,12 @@ from app.store.relay.log import Outgoing, takes
 from app.store.relay.results import NOTE, Batch
 from app.store.relay.retries import Claimant
 from app.verdicts import DeadLetterReason, OnDead, Ordered
+
+# How far a stream reads on in the log, in entries after the first message that is not settled, while messages wait
+# without their bodies: the next holder reads that part again.
+AHEAD_MOST = 1_000_000
+# How often messages without bodies are looked through for those that have waited too long.
+LOOK_THROUGH_EVERY = timedelta(seconds=1)
 
 
 class Stream:
@@ -52,6 +58,7 @@ class Stream:
         # is for messages of other keys.
         self._waiting_most = MEMORY_TIMES * self.window.capacity // 2, UNSETTLED_BYTES // 2
         self.expiry = expiry_of(source, self.window)
+        self._looked_through_at: datetime | None = None
         self._claimed = ClaimedRetries()
         self.breaker = BreakerControl(subscription.name, context.metrics, start.breaker)
         replay = source.shard.replay
@@ -103,6 +110,8 @@ class Stream:
     def wants_messages(self, head: int) -> bool:
         """Return whether the log, whose last offset is `head`, has something to read and the stream has room for it."""
         if not self._reads or self.queue.full:
+            return False
+        if self.queue.deferred and self.position - self.settled_to > AHEAD_MOST:
             return False
         stock = self.outcomes.stock if self.breaker.open else self._at_once
         return self.window.is_behind(head) and len(self.queue.ready) < stock and self.outcomes.has_room
@@ -183,7 +192,9 @@ class Stream:
 
     def bodies_to_read(self) -> list[Outgoing]:
         """Return the messages without bodies whose bodies are needed now; `bodies_read` must follow."""
-        return self.queue.bodies_to_read(*self._waiting_most) if self._reads else []
+        if not (self._reads and self.queue.deferred):
+            return []
+        return self.queue.bodies_to_read(*self._waiting_most, ahead=self.outcomes.has_room)
 
     # What the relay does
 
@@ -207,7 +218,7 @@ class Stream:
         """Take messages with the bodies that were read."""
         if not (self.closing or self.lost):
             self.queue.bodies_read(messages)
-            self.sender.fill()
+            self._fill()
 
     def accept_handed(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Take what follows the stream's position in messages that were committed just now, with offsets in sequence.
@@ -330,7 +341,7 @@ class Stream:
     def _fill(self) -> None:
         """Start slots. If some stay free because memory is full of messages that wait for keys, drop such bodies."""
         self.sender.fill()
-        free = not self.queue.ready and self.sender.in_flight < self._limit
+        free = not self.queue.ready and self.sender.has_free_slot
         if free and not (self.breaker.open or self.outcomes.has_room):
             self.queue.defer(*self._waiting_most)
 
@@ -340,7 +351,7 @@ class Stream:
         A message behind another of its key is left out during a settle, and before one that is repeated: its dead
         letter would be recorded later than the outcome of that message, and the next one of the key could pass it.
         """
-        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.records_earlier)
+        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.records_earlier and self._may_look_through(now))
         reasons = expiry.expired(unsent, now)
         if not reasons:
             return
@@ -354,6 +365,14 @@ class Stream:
                     queued=message.offset in ready,
                     error=message.last_error,
                 )
+
+    def _may_look_through(self, now: datetime) -> bool:
+        """Return whether to look through what waits for keys: not after each message, if thousands wait."""
+        at = self._looked_through_at
+        if self.queue.deferred and at is not None and abs(now - at) < LOOK_THROUGH_EVERY:
+            return False
+        self._looked_through_at = now
+        return True
 
     def _checkpoint_due(self, now: datetime) -> bool:
         return (self.closing or self.window.checkpoint_may_move(now)) and self.window.checkpoint_lags()

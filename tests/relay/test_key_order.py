@@ -1,5 +1,6 @@
 """Which message of a key is sent when, for any order of outcomes: a model against lists."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -7,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.relay.key_order import HELD_MOST, Admission, KeyOrder
-from app.store.relay.log import Outgoing
+from app.relay.key_order import DEFERRED_MOST, HELD_MOST, Admission, KeyOrder
+from app.store.relay.log import WINDOW_BYTES, Outgoing
 from tests.support.examples import examples
 
 AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -97,9 +98,10 @@ class KeysModel(RuleBasedStateMachine):
     def defers(self, messages: int, body_bytes: int) -> None:
         self.keys.defer(messages, body_bytes)
 
-    @rule(messages=st.integers(1, 4), body_bytes=st.integers(0, 20))
-    def asks_for_bodies(self, messages: int, body_bytes: int) -> None:
-        self.asked = [one.offset for one in self.keys.bodies_to_read(messages, body_bytes)]
+    @rule(messages=st.integers(1, 4), body_bytes=st.integers(0, 20), ahead=st.booleans())
+    def asks_for_bodies(self, messages: int, body_bytes: int, ahead: bool) -> None:
+        read = self.keys.bodies_to_read(messages, body_bytes, ahead=ahead)
+        self.asked = [one.offset for one in read]
 
     @rule()
     def reads_bodies(self) -> None:
@@ -161,7 +163,7 @@ class KeysModel(RuleBasedStateMachine):
                     self.in_flight.append(following)
             for key in "ab":
                 self.claim(key, 3)
-            self.asks_for_bodies(2, 0)
+            self.asks_for_bodies(2, 0, ahead=False)
             self.reads_bodies()
             if not self.in_flight:
                 break
@@ -186,31 +188,49 @@ def test_past_the_limit_the_window_stops() -> None:
     assert not keys.full
 
 
-def test_messages_without_bodies_count_towards_the_limit() -> None:
+def test_messages_without_bodies_have_a_limit() -> None:
     keys = KeyOrder({})
     assert keys.admit(message(0, "k")) is Admission.GO
     for offset in range(1, 4):
         keys.admit(message(offset, "k"))
     keys.defer(1, 100)
     assert (keys.deferred, len(keys.waiting())) == (2, 3)
-    for offset in range(4, HELD_MOST + 2):
+    for offset in range(4, DEFERRED_MOST + 2):
         assert not keys.full
         assert keys.admit(message(offset, "k")) is Admission.WAIT
     assert keys.full
 
 
 def test_a_key_keeps_bodies_in_bytes() -> None:
-    keys = KeyOrder({})
+    keys, size = KeyOrder({}), len(b"body")
     for offset in range(6):
         keys.admit(message(offset, "k"))
-    keys.defer(64, 2 * len(b"body"))
+    keys.defer(64, 2 * size)
     assert [bool(one.body) for one in keys.waiting()] == [True, True, False, False, False]
-    assert [one.offset for one in keys.bodies_to_read(64, 2 * len(b"body"))] == []
+    # What is in memory has used up the bytes already.
+    assert keys.bodies_to_read(64, 2 * size, ahead=True) == []
     for offset in (0, 1):
         keys.settled(message(offset, "k"))
     assert keys.settled(message(2, "k")) == (None, [])
-    assert [one.offset for one in keys.bodies_to_read(64, 2 * len(b"body"))] == [3, 4]
+    assert [one.offset for one in keys.bodies_to_read(64, 2 * size, ahead=False)] == [3]
+    assert [one.offset for one in keys.bodies_to_read(64, 2 * size, ahead=True)] == [3, 4]
     assert [one.offset for one in keys.bodies_read([message(3, "k"), message(4, "k")])] == [3]
+
+
+def test_one_read_of_bodies_is_limited_and_the_keys_that_wait_longest_come_first() -> None:
+    keys, large = KeyOrder({}), WINDOW_BYTES // 2
+    for number in range(4):
+        keys.admit(message(number, f"k{number}"))
+        keys.admit(replace(message(10 + number, f"k{number}"), body=bytes(large)))
+    keys.defer(64, 0)
+    assert keys.deferred_bytes == 4 * large
+    assert keys.bodies_to_read(64, 8 * large, ahead=False) == []
+    for number in (3, 0, 2):
+        assert keys.settled(message(number, f"k{number}")) == (None, [])
+    wanted = keys.bodies_to_read(64, 8 * large, ahead=True)
+    assert [one.key for one in wanted] == ["k3", "k0"]
+    assert keys.bodies_read([replace(one, body=bytes(large)) for one in wanted])
+    assert [one.key for one in keys.bodies_to_read(64, 8 * large, ahead=False)] == ["k2"]
 
 
 def test_a_dead_letter_stops_its_key_until_it_is_freed() -> None:
