@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
@@ -49,6 +49,7 @@ from app.routers import (
 from app.routers.batches import post_ends, post_halves
 from app.routers.end import post_end
 from app.routers.half import post_half
+from app.routers.known_query import require_known_query
 from app.routers.messages import post_messages
 from app.server.connection_limits import HttpLimits, most_connections
 from app.server.fast_path import FastPath
@@ -107,6 +108,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
         redoc_url=None,
         # A redirect of `PUT /subscriptions/` would hide that the name is missing.
         redirect_slashes=False,
+        dependencies=[Depends(require_known_query)],
         generate_unique_id_function=_operation_id,
     )
     api.include_router(transactions.router)

@@ -83,11 +83,12 @@ async def note_half(runtime: Runtime, caller: Caller, what: str, half: Half) -> 
 
 
 def begin_half(runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what: str, *, chosen: bool) -> Begun:
-    """Refuse a half that the key's scope excludes, and every half while the service drains. Else return what follows.
+    """Refuse a half that the key's scope excludes. Else return what follows.
 
-    A half that is not stored yet is also refused if a topic is undeclared, or if its chosen id has a time too far off.
+    A half that is not stored yet is also refused while the service drains, if a topic is undeclared, or if its chosen
+    id has a time too far off.
 
-    `what` is the action of the audit row. Raises Forbidden or Draining; the answer raises TopicUndeclared or
+    `what` is the action of the audit row. Raises Forbidden or Draining; the answer raises Draining, TopicUndeclared or
     IdTimeSkew.
     """
     half = call.request
@@ -95,23 +96,27 @@ def begin_half(runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what
         caller.must_have_group(half.producer_group)
         for message in half.messages:
             caller.must_have_topic(message.topic)
+    fault: Problem | None = None
     if runtime.refusing_halves:
-        raise Draining(
+        fault = Draining(
             "This service drains: it accepts ends, but no new halves. Repeat the request later.",
             retry_after_s=5,
         )
-    skew = id_skew(half.transaction_id, runtime.settings, runtime.clock) if chosen else None
-    if skew is None and caller.role is not Role.ADMIN and not _unknown_topics(runtime, half):
+        if not chosen:
+            raise fault
+    elif chosen:
+        fault = id_skew(half.transaction_id, runtime.settings, runtime.clock)
+    if fault is None and caller.role is not Role.ADMIN and not _unknown_topics(runtime, half):
         return call
-    return _begin_after_reads(runtime, caller, call, what, skew, chosen=chosen)
+    return _begin_after_reads(runtime, caller, call, what, fault, chosen=chosen)
 
 
 async def _begin_after_reads(
-    runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what: str, skew: Problem | None, *, chosen: bool
+    runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what: str, known: Problem | None, *, chosen: bool
 ) -> JsonAnswer:
     """Check in the database what this process cannot know, write the audit row of a person, then go on to the lane."""
     half = call.request
-    fault = await _undeclared(runtime, half) or skew
+    fault = known if isinstance(known, Draining) else await _undeclared(runtime, half) or known
     if fault is not None and not (chosen and await _is_stored(runtime, half)):
         raise fault
     if caller.role is Role.ADMIN:

@@ -106,8 +106,8 @@ async def list_of_transactions(
     async with runtime.request_pool.connection() as connection:
         rows, cursor = await list_transactions(connection, wanted, query.limit, oldest_first=oldest_first)
         counted = None
-        if query.count and len(rows) < query.limit and (cursor is not None or query.cursor is None):
-            # The only page; or one that ended early, since the filter matches too rarely to be counted in time.
+        if query.count and len(rows) < query.limit and query.cursor is None:
+            # The only page; or a first one that ended early, since the filter matches too rarely to be counted in time.
             counted = len(rows), cursor is None
         elif query.count:
             counted = await count_transactions(connection, whole, COUNTED_MOST)

@@ -105,8 +105,7 @@ class GiveBackRequest(Strict):
         "the consumer gave it back",
         min_length=1,
         max_length=REASON_MAX,
-        description="the reason, for people who look at the delivery",
-        json_schema_extra={"pattern": r"^[^\u0000]*$"},
+        description="the reason, for people who look at the delivery; NUL is replaced by U+FFFD",
     )
 
 
@@ -131,8 +130,7 @@ class RejectRequest(Strict):
         "rejected by the consumer",
         min_length=1,
         max_length=REASON_MAX,
-        description="the reason of the dead letters",
-        json_schema_extra={"pattern": r"^[^\u0000]*$"},
+        description="the reason of the dead letters; NUL is replaced by U+FFFD",
     )
 
 

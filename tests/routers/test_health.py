@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.database.connection import Connection, Database, connect
+from app.ids import uuid7
 from app.lifecycle.loops import all_loops
 from app.lifecycle.startup import assemble
 from app.loops import accept_switch, clock_offset, gauges
@@ -420,6 +421,25 @@ async def test_topics_come_in_pages(client: httpx.AsyncClient, group: str) -> No
 async def test_topics_refuse_bad_parameters(shared_client: httpx.AsyncClient, params: dict[str, str]) -> None:
     answer = await shared_client.get("/topics", params=params)
     assert (answer.status_code, answer.json()["field"]) == (422, next(iter(params)))
+
+
+@pytest.mark.parametrize("path", ["/half", "/messages"])
+async def test_what_is_stored_can_be_repeated_while_the_service_drains(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, path: str
+) -> None:
+    message = {"topic": "order", "body": {"order": 1030}}
+    stored = {"transaction_id": str(uuid7(runtime.clock.now())), "producer_group": group, "messages": [message]}
+    assert (await client.post(path, json=stored)).status_code == 201
+    assert (await client.put("/accept", json={"accept": "ends"})).status_code == 200
+    again = await client.post(path, json=stored)
+    assert (again.status_code, again.json()["transaction_id"]) == (200, stored["transaction_id"])
+    other = {**stored, "messages": [{**message, "body": {"order": 1031}}]}
+    assert (await client.post(path, json=other)).json()["type"] == "/problems/content-differs"
+    for new in (
+        {**stored, "transaction_id": str(uuid7(runtime.clock.now()))},
+        {"producer_group": group, "messages": [message]},
+    ):
+        assert (await client.post(path, json=new)).json()["type"] == "/problems/draining"
 
 
 async def test_accept_switch_reaches_every_replica(

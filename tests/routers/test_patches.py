@@ -182,3 +182,28 @@ async def test_the_audit_says_what_a_change_reset_and_that_a_secret_was_replaced
         (["secret"], []),
         (["on_exhausted"], ["on_exhausted"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ('{"rate_per_s": 1e400}', "rate_per_s"),
+        ('{"rate_per_s": "inf"}', "rate_per_s"),
+        ('{"rate_per_s": "5"}', "rate_per_s"),
+        ('{"rate_per_s": true}', "rate_per_s"),
+        ('{"timeout_s": true}', "timeout_s"),
+        ('{"timeout_s": -1e400}', "timeout_s"),
+        ('{"expire_after_s": 1e400}', "expire_after_s"),
+        ('{"filters": {"headers": {"region": 1e400}}}', "filters"),
+        ('{"destination": {"headers": {"authorization": 1e400}}}', "destination"),
+    ],
+)
+async def test_a_number_that_is_none_or_infinite_is_refused_and_removes_no_limit(
+    client: httpx.AsyncClient, group: str, sent: str, field: str
+) -> None:
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    before = (await client.get("/subscriptions/mailer")).json()
+    headers = {"content-type": "application/json"}
+    answer = await client.patch("/subscriptions/mailer", content=sent, headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert (await client.get("/subscriptions/mailer")).json() == before
