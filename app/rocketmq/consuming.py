@@ -96,6 +96,10 @@ class Consuming:
                 self._renewals.hold(handles, call.client_id, name, call.keys, held_s, sent)
             yield ReceiveMessageResponse(status=OK_STATUS)
             for one in claimed:
+                if sent.is_left:
+                    # The rest was given back as the client said that it ends.
+                    break
+                sent.passes(one.handle)
                 # Also before its translation: one that fails there must use up its attempts.
                 passed += 1
                 message = delivered(one, resource, held_s)
@@ -113,9 +117,13 @@ class Consuming:
         finally:
             if not whole:
                 size.lost()
-                # A client drops what it read of an answer without an end. That lapses.
                 self._renewals.settled(handles)
-                self._give_back(name, call, handles[read:passed], handles[passed:])
+                sent.broke()
+                # A client drops what it read of an answer without an end. That lapses, unless the client has left.
+                if sent.is_left:
+                    self._give_back(name, call, handles[:passed], ())
+                else:
+                    self._give_back(name, call, handles[read:passed], handles[passed:])
 
     async def acknowledge(self, request: AckMessageRequest, call: ClientCall) -> AckMessageResponse:
         """Acknowledge messages. Raises CallRefused."""

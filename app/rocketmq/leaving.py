@@ -18,17 +18,27 @@ class Leaving:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def left(self, client_id: str, keys: ApiKeys) -> None:
-        """Give back what a client holds after LEAVE_S, unless it is connected again by then."""
+        """Give back what was not sent to a client, and after LEAVE_S what it holds, unless it is connected again."""
+        for subscription, handles in self._renewals.take_unsent(client_id, keys).items():
+            self._claiming.give_back_unsent(subscription, keys, handles, "the consumer left before it got the message")
         task = asyncio.create_task(self._give_back(client_id, keys))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
     async def stop(self) -> None:
-        """Wait until all of it is being given back, at most LEAVE_S."""
+        """Wait until all of it is being given back, at most twice LEAVE_S."""
         if self._waiting:
-            await asyncio.wait(self._waiting)
+            _, late = await asyncio.wait(self._waiting, timeout=2 * LEAVE_S)
+            for task in late:
+                task.cancel()
 
     async def _give_back(self, client_id: str, keys: ApiKeys) -> None:
-        await asyncio.sleep(LEAVE_S)
-        for subscription, handles in self._renewals.take_of(client_id, keys).items():
-            self._claiming.give_back(subscription, keys, handles, "the consumer left")
+        while True:
+            await asyncio.sleep(LEAVE_S)
+            for subscription, handles in self._renewals.take_of(client_id, keys).items():
+                self._claiming.give_back(subscription, keys, handles, "the consumer left")
+            # The client may read on, and settle what it gets.
+            sent = self._renewals.sent_to(client_id, keys)
+            if not sent:
+                return
+            await asyncio.gather(*(one.over() for one in sent))

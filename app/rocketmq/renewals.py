@@ -46,16 +46,39 @@ class ConnectionTimes:
 
 
 class SentAnswer:
-    """An answer with messages to a client, and the connection that brings it. `is_written`: also its end."""
+    """An answer with messages to a client, and the connection that brings it.
+
+    `is_written`: also its end. `is_left`: its client said that it ends before that.
+    """
 
     def __init__(self, connection: ConnectionTimes | None) -> None:
         self._connection, self.was_reported, self.is_written = connection, False, False
+        self.is_left = False
+        self._passed: set[str] = set()
+        self._over = asyncio.Event()
         # When its end was written; until then a break ends the call.
         self._written_at: float | None = None
+
+    def passes(self, handle: str) -> None:
+        """Note that a message is passed on to the client."""
+        self._passed.add(handle)
+
+    def has_passed(self, handle: str) -> bool:
+        """Return whether a message was passed on to the client, perhaps in vain."""
+        return handle in self._passed
 
     def written(self, now: float) -> None:
         """Note that the end of the answer was written."""
         self._written_at, self.is_written = now, True
+        self._over.set()
+
+    def broke(self) -> None:
+        """Note that the answer has no end."""
+        self._over.set()
+
+    async def over(self) -> None:
+        """Wait until the answer is written, or broke."""
+        await self._over.wait()
 
     def arrived(self) -> None:
         """Note that the client has it, and so all that the connection brought before."""
@@ -158,6 +181,25 @@ class Renewals:
                     taken[one.subscription].append(handle)
                     del self._held[handle]
         return taken
+
+    def take_unsent(self, client_id: str, keys: ApiKeys) -> dict[str, list[str]]:
+        """Note that a client leaves; forget what answers to it have not passed on yet, and return it by subscription.
+
+        These answers then end.
+        """
+        taken: dict[str, list[str]] = defaultdict(list)
+        for handle, one in list(self._held.items()):
+            if (one.client_id, one.keys) == (client_id, keys) and one.answer is not None and not one.is_sent:
+                one.answer.is_left = True
+                if not one.answer.has_passed(handle):
+                    taken[one.subscription].append(handle)
+                    del self._held[handle]
+        return taken
+
+    def sent_to(self, client_id: str, keys: ApiKeys) -> set[SentAnswer]:
+        """Return the answers that are still being sent to a client, and were as it left."""
+        held = [one for one in self._held.values() if (one.client_id, one.keys) == (client_id, keys)]
+        return {one.answer for one in held if one.answer is not None and one.answer.is_left and not one.is_sent}
 
     def tried(self, handles: Iterable[str]) -> None:
         """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again.

@@ -18,7 +18,16 @@ PROPERTIES_MAX = 128
 PROPERTY_BYTES_MAX = 16 * 1024
 MESSAGE_GROUP_BYTES_MAX = 64
 RECOVERY_MAX_S = 3600
-_TYPES = frozenset({MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION})
+# RocketMQ's proxy reads of the type only whether it is TRANSACTION, so a message may have none.
+_TYPES = frozenset(
+    {
+        MessageType.MESSAGE_TYPE_UNSPECIFIED,
+        MessageType.NORMAL,
+        MessageType.FIFO,
+        MessageType.DELAY,
+        MessageType.TRANSACTION,
+    }
+)
 _DELAY_FIELD, _KEY_FIELD = "messages[0].deliver_after_s", "messages[0].key"
 # Names that RocketMQ uses in a message itself.
 RESERVED = frozenset(

@@ -331,8 +331,9 @@ async def test_a_message_for_a_push_consumer_that_ends_while_it_waits_goes_to_an
         other_stream.cancel()
 
 
-async def test_what_is_still_being_sent_to_a_push_consumer_that_ends_is_not_given_back(
-    service: RefusingService,
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_what_is_still_being_sent_to_a_push_consumer_that_ends_comes_again_soon(
+    service: RefusingService, reads_on: bool
 ) -> None:
     # A connection that takes no more than 64 KiB ahead of the client.
     narrow = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -345,22 +346,46 @@ async def test_what_is_still_being_sent_to_a_push_consumer_that_ends_is_not_give
         for number in range(4):
             await sent_by_grpc(producer, message_of("order", b"%d" % number * 400_000))
         receiving = rocket.begin_receive(receive_of("points", "order", auto_renew=True))
-        await receiving.read()
+        answers = [await receiving.read() for _ in range(2)]
+        [first] = [one.message for one in answers if one.HasField("message")]
         async with asyncio.timeout(SOON_S):
-            while not len(parts.renewals):
+            while sum(one.answer.has_passed(handle) for handle, one in parts.renewals._held.items()) < 2:
                 await asyncio.sleep(0.01)
-        held = len(parts.renewals)
+        held = list(parts.renewals._held)
+        assert (len(held), held[0]) == (4, handle_of(first))
         assert codes_of([await rocket.call("NotifyClientTermination", NotifyClientTerminationRequest())]) == ["OK"]
+        # What was not passed on comes again as the same attempt, whether or not the client reads.
+        async with asyncio.timeout(SOON_S):
+            while not (unsent := _given_back(service, begun=False)):
+                await asyncio.sleep(0.01)
+        passed = [handle for handle in held if handle not in unsent]
+        assert (sorted(parts.renewals._held), len(passed), len(unsent)) == (sorted(passed), 2, 2)
+        if reads_on:
+            # For what the client gets it has LEAVE_S from the end of the answer.
+            while (answer := await receiving.read()) is not grpc.aio.EOF:
+                answers.append(answer)
+            assert [handle_of(one.message) for one in answers if one.HasField("message")] == passed
+            assert answers[-1].HasField("delivery_timestamp")
+            assert await acked(rocket, passed[1]) == ["OK", "OK"]
+            again = passed[:1]
+        else:
+            receiving.cancel()
+            again = passed
+        async with asyncio.timeout(SOON_S):
+            while not (given_back := _given_back(service)):
+                await asyncio.sleep(0.01)
+        assert given_back == again
+        assert len(parts.renewals) == 0
         await parts.leaving.stop()
-        assert len(parts.renewals) == held
-        # It reads on, and has all of them.
-        answers = []
-        while (answer := await receiving.read()) is not grpc.aio.EOF:
-            answers.append(answer)
-        assert len([one for one in answers if one.HasField("message")]) == held
         await parts.claiming.stop()
-        assert "nack" not in [action for action, _ in service.asked]
+        assert (_given_back(service), _given_back(service, begun=False)) == (again, unsent)
         stream.cancel()
+
+
+def _given_back(service: RefusingService, *, begun: bool = True) -> list[str]:
+    """Return the handles that were given back, of attempts that clients may have begun or that they have not."""
+    wanted = [wanted for action, wanted in service.asked if action == "nack" and wanted.get("begun", True) == begun]
+    return [handle for one in wanted for handle in one["handles"]]
 
 
 async def test_a_push_consumer_that_ends_and_comes_back_at_once_keeps_what_it_holds(

@@ -15,6 +15,7 @@ from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.remoting import pulling, remoting_clients
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from app.rocketmq.remoting.store_format import properties_text
 from app.rocketmq.renewals import HELD_S
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
@@ -433,6 +434,52 @@ async def test_a_received_message_that_is_sent_on_is_another_message(
     assert answer.code == ResultCode.SUCCESS, answer.remark
     headers = {row[0] for row in await db.fetch("select headers from half")}
     assert (await db.fetchval("select count(*) from half"), len(headers)) == (4, 1)
+
+
+async def committed(peer: RemotingPeer, body: bytes) -> None:
+    """Send a message in a transaction, and commit it."""
+    half = await peer.send(body, f=4, properties={"TRAN_MSG": "true", "PGROUP": "shop", "TAGS": "created"})
+    end = {
+        "producerGroup": "shop",
+        "tranStateTableOffset": half.fields["queueOffset"],
+        "commitLogOffset": int(half.fields["msgId"][16:], 16),
+        "commitOrRollback": 8,
+        "fromTransactionCheck": "false",
+        "msgId": half.fields["transactionId"],
+    }
+    assert (await peer.call(RequestCode.END_TRANSACTION, end)).code == ResultCode.SUCCESS
+
+
+@pytest.mark.parametrize("how", ["send", "batch"])
+async def test_a_received_message_of_a_transaction_that_is_sent_on_is_a_message(
+    peer: RemotingPeer, db: Connection, how: str
+) -> None:
+    await committed(peer, b"a")
+    [message] = await pulled_again(peer, 0)
+    # Of it the client makes the transaction id of the handler, and the flag of a half if the handler sends it on.
+    assert message.properties["TRAN_MSG"] == "true"
+    assert not {"PGROUP", "REAL_TOPIC", "REAL_QID"} & message.properties.keys()
+    if how == "send":
+        sent_on = await peer.send(b"a", f=4, properties=message.properties)
+    else:
+        properties = properties_text(message.properties).encode()
+        part = bytes(16) + (1).to_bytes(4, "big") + b"a" + len(properties).to_bytes(2, "big") + properties
+        sent_on = await peer.send(part, code=RequestCode.SEND_BATCH_MESSAGE, m="true")
+    assert sent_on.code == ResultCode.SUCCESS, sent_on.remark
+    [again] = await pulled_again(peer, 1)
+    assert (again.body, again.unique_key) == (b"a", message.unique_key)
+    assert "TRAN_MSG" not in again.properties
+    assert await db.fetchval("select count(*) from half left join op using (transaction_id) where op is null") == 0
+
+
+async def test_a_received_message_that_is_sent_on_in_a_transaction_is_a_half(
+    peer: RemotingPeer, db: Connection
+) -> None:
+    await committed(peer, b"a")
+    [message] = await pulled_again(peer, 0)
+    answer = await peer.send(b"a", f=4, properties={**message.properties, "PGROUP": "shop"})
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    assert await db.fetchval("select count(*) from half left join op using (transaction_id) where op is null") == 1
 
 
 async def test_a_client_that_leaves_gives_back_what_it_holds(

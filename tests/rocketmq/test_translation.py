@@ -24,6 +24,7 @@ from app.rocketmq.protocol.definition_pb2 import (
     CRC32,
     GZIP,
     MD5,
+    MESSAGE_TYPE_UNSPECIFIED,
     SHA1,
     SQL,
     TAG,
@@ -280,12 +281,17 @@ def test_a_compressed_body_is_stored_plain_and_cannot_be_a_bomb() -> None:
         (Code.MESSAGE_PROPERTIES_TOO_LARGE, {"user_properties": {str(n): "a" for n in range(129)}}),
         (Code.MESSAGE_PROPERTIES_TOO_LARGE, {"user_properties": {"a": "a" * 16_384}}),
         (Code.UNSUPPORTED, {"message_type": 5}),
-        (Code.UNSUPPORTED, {"message_type": 0}),
+        (Code.UNSUPPORTED, {"message_type": 6}),
     ],
 )
 def test_what_rocketmqs_proxy_refuses_is_refused_with_its_code(code: Code, fields: dict[str, object]) -> None:
     with refused(code):
         read_message(message_of("order", b"x", **fields), "order", BODY_LIMIT)
+
+
+def test_a_message_without_a_type_is_no_half() -> None:
+    sent = read_message(message_of("order", b"x", message_type=MESSAGE_TYPE_UNSPECIFIED), "order", 10)
+    assert (sent.transactional, sent.fields["body_base64"]) == (False, "eA==")
 
 
 def test_empty_and_large_bodies_are_refused() -> None:

@@ -109,7 +109,7 @@ def sent_message(body: bytes, properties: Mapping[str, str], fields: SendFields,
     message_id = properties.get("UNIQ_KEY", "")
     if not message_id or len(message_id) > NAME_MAX:
         raise CallRefused(Code.ILLEGAL_MESSAGE_ID, "The message has no id (UNIQ_KEY), or a long one.")
-    transactional = bool(fields.system_flag & _PREPARED) or properties.get("TRAN_MSG") == "true"
+    transactional = _is_half(properties, fields)
     keys = properties.get("KEYS", "").split()
     group = properties.get(SHARDING_KEY)
     key = group or (keys[0] if keys and len(keys[0]) <= NAME_MAX else None)
@@ -160,6 +160,17 @@ def _plain_body(body: bytes, flag: int, limit: int) -> bytes:
     if len(plain) <= limit and not stream.eof:
         raise CallRefused(Code.MESSAGE_CORRUPTED, "The compressed body ends early.")
     return plain
+
+
+def _is_half(properties: Mapping[str, str], fields: SendFields) -> bool:
+    """Return whether a message is a half.
+
+    A committed message comes to its consumer with TRAN_MSG, of which the client makes the transaction id. A consumer
+    that sends it on gives that back. Only `sendMessageInTransaction` adds PGROUP, and a batch has no halves.
+    """
+    if fields.batch or (HANDLE in properties and "PGROUP" not in properties):
+        return False
+    return bool(fields.system_flag & _PREPARED) or properties.get("TRAN_MSG") == "true"
 
 
 def _check(own: Mapping[str, str], properties: Mapping[str, str]) -> None:
