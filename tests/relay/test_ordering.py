@@ -467,6 +467,44 @@ async def test_a_delayed_message_that_is_due_does_not_pass_a_failure_that_is_not
     assert by_key(receiver.calls)["k"] == [sent[0], sent[0], sent[1]]
 
 
+async def test_with_on_dead_hold_the_stored_messages_of_a_key_are_claimed_together(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """One of them dies: those after it wait for a person."""
+    fails, may_answer = [1, 2, 2], asyncio.Event()
+
+    async def answer(call: Call) -> web.Response:
+        offset = int(call.headers["halfnote-offset"])
+        if offset == sent[0] and not fails[0] == 1:
+            await may_answer.wait()
+        if fails and offset == sent[fails[0] - 1]:
+            del fails[0]
+            return web.Response(status=500)
+        return web.Response()
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[10], timeout_s=60)
+        sent: list[int] = []
+        sent += await publish(client, *(keyed("k", number) for number in range(5)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 5 from delivery_retry"))
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
+        assert await db.fetchval("select count(*) = 5 from delivery_retry where leased_until is not null")
+        may_answer.set()
+        await turn_until(relay, runtime, lambda: db.fetchval("select max(attempts) = 1 from delivery_retry"))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 4 from delivery_retry"))
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        await turn_until(
+            relay, runtime, lambda: db.fetchval("select count(*) = 3 from delivery_retry where leased_until is null")
+        )
+        assert len(receiver.calls) == 4
+        await drop_dead_letters(client)
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, receipts(db, 4))
+    assert by_key(receiver.calls)["k"] == [sent[0], sent[0], sent[1], sent[1], *sent[2:]]
+
+
 @pytest.mark.slow
 async def test_past_ten_thousand_held_rows_the_window_stops_and_continues_later(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection

@@ -10,7 +10,7 @@ from app.store.relay.leases import Lease
 from app.store.relay.log import HASH, WINDOW_BYTES, Outgoing
 
 # The most rows of one key in a claim; they are sent one after another.
-RUN = 32
+RUN = 128
 
 CLAIMANTS = RowArrays(
     Column("name", "text", "lease.name"),
@@ -60,6 +60,13 @@ BYTES = """coalesce({0}.own, (
     where h.transaction_id = {0}.transaction_id and h.position = {0}.position offset 0
   ), 0)"""
 
+# A dead letter of an earlier message of the row's key.
+DEAD_BEFORE = """exists (
+    select from dead_letter x
+    where x.subscription_id = {0}.subscription_id and x.replay = {0}.replay and x.key = {0}.key
+      and x."offset" < {0}."offset"
+  )"""
+
 # `waiting` finds the streams that have rows, one descent for each: most subscriptions have none, and are not looked up.
 # `streams` locks the leases of those with a row that is due against a new claim until the commit, as a settle does; a
 # lock without one would be a commit for nothing. So a former holder of a shard
@@ -94,7 +101,7 @@ with recursive waiting as (
   )
   order by s.name for share of l
 ), due as materialized (
-  select d.*, s.n, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
+  select d.*, s.n, s.hold, s.ordered and d.key is not null as runs from streams s, lateral (
     select d.ctid as at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
       octet_length(d.body) as own
     from delivery_retry d
@@ -107,11 +114,7 @@ with recursive waiting as (
         where b.subscription_id = d.subscription_id and b.replay = d.replay and b.key = d.key
           and b."offset" < d."offset" and (b.first_at is not null or b.due_at <= {_NOW})
       ))
-      and (not s.hold or d.key is null or not exists (
-        select from dead_letter x
-        where x.subscription_id = d.subscription_id and x.replay = d.replay and x.key = d.key
-          and x."offset" < d."offset"
-      ))
+      and not (s.hold and d.key is not null and {DEAD_BEFORE.format("d")})
     order by d.due_at, d."offset" limit s.room for update skip locked
   ) d
 ), sized as materialized (
@@ -128,7 +131,8 @@ with recursive waiting as (
       select n.at, n."offset", {BYTES.format("n")} as bytes,
         bool_and(n.claimable) over (order by n."offset") as unbroken from (
         select n.ctid as at, n.transaction_id, n.position, n."offset", octet_length(n.body) as own,
-          n.due_at <= {_NOW} and {FREE.format("n", _NOW)} and {OPEN.format("n")} as claimable
+          n.due_at <= {_NOW} and {FREE.format("n", _NOW)} and {OPEN.format("n")}
+            and not (h.hold and {DEAD_BEFORE.format("n")}) as claimable
         from delivery_retry n
         where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
           and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= {_NOW})
