@@ -10,6 +10,7 @@ import msgspec
 from app.database.columns import field_names
 from app.database.connection import Connection
 from app.permissions import EVERYTHING, Within
+from app.store.checkback.next_checks import HELD_UNTIL
 from app.verdicts import Checks, OnExhausted
 
 # The count of undecided transactions stops at this number, because it only explains a refusal.
@@ -73,11 +74,7 @@ update producer_group set registered_at = $2, held_until = case when held_until 
 where name = $1
 """
 
-# Primary key. Producers that claim checks are not held.
-HELD_UNTIL = """
-select held_until from producer_group
-where name = $1 and held_until > $2 and held_until < 'infinity' and checks = 'call'
-"""
+HELD_NOW = f"select held_until from ({HELD_UNTIL.format(name='$1')}) h (held_until) where held_until > $2"  # noqa: S608
 
 CHANGE_SECRETS = "update producer_group set secrets = $2, updated_at = $3 where name = $1"
 
@@ -187,7 +184,7 @@ async def note_registration(connection: Connection, name: str, now: datetime) ->
 
 async def held_until(connection: Connection, name: str, now: datetime) -> datetime | None:
     """Return until when no check of a group is sent because it asked for a pause; None if it is asked now."""
-    until: datetime | None = await connection.fetchval(HELD_UNTIL, name, now)
+    until: datetime | None = await connection.fetchval(HELD_NOW, name, now)
     return until
 
 
