@@ -67,10 +67,11 @@ update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6,
 where name = $1
 """  # noqa: S608
 
-# Primary key. The producer can answer now, so the hold ends. A check whose group was read before this cannot begin a
-# new one (ADJUST). A group without a URL stays held.
+# Primary key. The producer can answer now, so the hold ends, and a round begins (rounds.py). A check whose group was
+# read before this cannot begin a new hold (ADJUST). A group without a URL stays held.
 NOTE_REGISTRATION = """
-update producer_group set registered_at = $2, held_until = case when held_until = 'infinity' then held_until end
+update producer_group set registered_at = $2, round_began_at = $2, round_reached = $2,
+  held_until = case when held_until = 'infinity' then held_until end
 where name = $1
 """
 
@@ -178,7 +179,10 @@ async def change_group(connection: Connection, name: str, shape: GroupShape, sec
 
 
 async def note_registration(connection: Connection, name: str, now: datetime) -> None:
-    """Write that a group was registered, also unchanged, and end the time for which it asked for no checks."""
+    """Write that a group was registered, also unchanged.
+
+    This ends the time for which it asked for no checks, and begins a round.
+    """
     await connection.execute(NOTE_REGISTRATION, name, now)
 
 

@@ -62,6 +62,10 @@ _COUNTS = f"s.answered and s.writable and c.last_answered < s.number and ({_HELD
 # Whether it parks its transaction: not if the producer answered the check meanwhile.
 _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
 
+# Whether another check was asked for while this one was in flight: by a person, or by a round, which asks only if this
+# one is not answered. The two columns are equal then.
+_ASKED = "(c.asked_at is not null and (not s.answered or c.asked_at is distinct from c.urged_at))"
+
 # One statement for a batch. `locked` locks the rows in the order of ids, as every statement does that locks several and
 # waits, so that no two wait for each other. Each check writes an attempt, unless the statement of its verdict wrote it
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
@@ -75,7 +79,7 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # it and its day takes no parking, that time is when it was due, because the next check is due later. A transaction that
 # this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
 # attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next check was
-# asked for while this one was in flight: then the next one is due now, also if the transaction is parked.
+# asked for while this one was in flight: then the next one is due at that time, also if the transaction is parked.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -111,7 +115,7 @@ with s as materialized (
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
     asked_at = case when not {_HELD} then c.asked_at end,
     next_check_at = case when not {_HELD} then c.next_check_at
-      when c.asked_at is not null and s.writable then least({_NOW}, s.next_check_at)
+      when {_ASKED} and s.writable then least(greatest({_NOW}, c.asked_at), s.next_check_at)
       when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
