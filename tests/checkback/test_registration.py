@@ -308,3 +308,21 @@ async def test_a_check_in_flight_that_is_answered_unknown_is_not_asked_again_by_
         assert await turn(runtime, checks) == 1
         found = await db.fetchrow("select next_check_at, answered, asked_at from check_back")
         assert tuple(found) == (runtime.clock.now() + timedelta(seconds=30), 1, None)
+
+
+@pytest.mark.parametrize("leased", [False, True])
+async def test_a_check_that_was_put_off_has_its_time_again_if_another_one_came_first(
+    runtime: Runtime, db: Connection, group: str, leased: bool
+) -> None:
+    """A person asked for one meanwhile, and it was not answered."""
+    now = runtime.clock.now()
+    await many_in_doubt(db, runtime, group, 1)
+    put_off, at = now + timedelta(seconds=5), now + timedelta(seconds=600)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9, urged_at = $2", at, put_off)
+    if leased:
+        await db.execute("update check_back set leased_until = $1", at)
+    for _ in range(2):
+        await begin_round(db, group, now)
+        await registrations.ask_unanswered(db, group, now)
+        found = await db.fetchrow("select next_check_at, asked_at, urged_at from check_back")
+        assert tuple(found) == ((at, put_off, put_off) if leased else (put_off, None, put_off))

@@ -29,10 +29,14 @@ where name = $1 and round_began_at = $2 and round_reached is not null
 """
 COMPLETE = "update producer_group set round_reached = null where name = $1 and round_began_at = $2"
 
-# For when the round asks: now, or later if an earlier round asked a moment ago. `greatest` leaves out null.
-_AT = f"greatest($2, c.urged_at + interval '{URGED_APART_S} seconds')"
-# Null for one that no round asked for.
-_NOT_URGED = "coalesce(c.urged_at < $4, true)"
+# For when the round asks: now, or later if an earlier round asked a moment ago. If that one put its check off to a time
+# that is not over, that time stays. `greatest` leaves out null.
+_AT = (
+    f"case when c.urged_at > $2 then c.urged_at else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end"
+)
+# Not those that this round asked for. A check that was put off may have been asked before by a person, so another one
+# is due at its time.
+_NOT_URGED = "(c.urged_at is null or c.urged_at < $4 or c.urged_at > $2)"
 
 
 # The checks of a group that were not answered and are `picked`, up to AT_ONCE. Rows are locked in the order of ids, as
