@@ -77,8 +77,12 @@ GROUPS = (
     Limit("app.schemas.claimed_checks.ANSWERS_MAX", "answers to checks in one request"),
     Limit(
         "app.checkback.registrations.ASKED_WITHIN_S",
-        "seconds after which a registration begins no new batch of unanswered checks to make due; the others keep "
-        "their time",
+        "seconds after which a registration begins no new batch of unanswered checks to make due; a worker goes on "
+        "with the others",
+    ),
+    Limit(
+        "app.store.checkback.rounds.URGED_APART_S",
+        "seconds between two checks of one transaction that registrations ask for",
     ),
     Limit("app.store.checkback.producer_groups.UNDECIDED_MAX", "undecided transactions that a refused delete counts"),
     Limit("app.schemas.subscription_put.TOPICS_MAX", "topics of a subscription"),

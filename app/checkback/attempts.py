@@ -17,7 +17,7 @@ def attempt_of(finished: FinishedCheck) -> SettledCheck:
     claim, result = finished.check.claim, finished.result
     row = SettledCheck(claim.transaction_id, claim.epoch, claim.number, finished.at)
     if result is None:
-        return replace(row, unsent=True)
+        return replace(row, unsent=True, due_at=finished.due_at)
     last = finished.tried[-1] if finished.tried else None
     errors = [f"{without_query(tried.url)}: {tried.error}" for tried in finished.tried[:-1]]
     if isinstance(result, Unanswered):

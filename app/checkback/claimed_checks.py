@@ -16,6 +16,7 @@ from app.store.admin.audit import Act, record
 from app.store.checkback import claimed_checks as store
 from app.store.checkback.claimed_checks import TakenClaim
 from app.store.checkback.claims import AskedGroup, AskedMessage, Claim, asked_groups, asked_messages, message_bytes
+from app.store.checkback.rounds import begin_round
 from app.store.coordinator.ops import Recorded
 from app.verdicts import Checks, State, Verdict
 
@@ -74,6 +75,7 @@ async def note_claimer(connection: Connection, group: AskedGroup, now: datetime,
     """
     known = group.claimed_at
     if started or known is None or (now - known).total_seconds() > STARTED_AFTER_S:
+        await begin_round(connection, group.name, now)
         await ask_unanswered(connection, group.name, now)
     if known is None or (now - known).total_seconds() > store.NOTED_EVERY_S:
         await store.note_claim(connection, group.name, now)

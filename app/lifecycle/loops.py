@@ -1,6 +1,6 @@
 """The background loops: each is a step that app/runtime/loop_runner.py repeats."""
 
-from app.checkback import claim_loops, ping, sweep
+from app.checkback import claim_loops, ping, registrations, sweep
 from app.checkback import loop as checkback_loop
 from app.checkback.claim_loops import Lapses, wake_claims
 from app.checkback.loop import CheckBack
@@ -91,6 +91,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("sweep", sweeps.step, sweep.EVERY_S, None, sweeps.drain),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),
         Loop("lapses", Lapses().step, claim_loops.LAPSES_EVERY_S),
+        Loop("rounds", registrations.go_on, registrations.EVERY_S),
         Loop("pings", Pings().step, ping.EVERY_S),
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),

@@ -46,7 +46,6 @@ def transaction_shown(history: History, caller: Caller) -> TransactionShown:
     first, record = history.messages[0], history.record
     state = state_of(record.verdict, record.check_back)
     published = {row.position: row for row in history.published}
-    next_check_at = {State.HALF: first.first_check_at, State.IN_DOUBT: record.next_check_at}.get(state)
     context = (
         {} if first.context is None or not caller.reads_bodies else {"context": msgspec.json.decode(first.context)}
     )
@@ -66,7 +65,7 @@ def transaction_shown(history: History, caller: Caller) -> TransactionShown:
         **context,
         **known(
             verdict=_verdict(history),
-            next_check_at=next_check_at,
+            next_check_at=record.next_check_at,
             parked_reason=record.parked_reason if state is State.PARKED else None,
             reissued_from=first.reissued_from,
             reissued_as=record.reissued_as,

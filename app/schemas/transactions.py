@@ -125,7 +125,9 @@ class TransactionShown(Shown):
     context: Any = Field(None, description="the producer's own JSON, any value", examples=[{"order": 1030}])
     verdict: VerdictShown | None = None
     next_check_at: datetime | None = Field(
-        None, description="the time of the next check, if the transaction is still undecided"
+        None,
+        description="the time of the next check, if the transaction is still undecided; not before `held_until` of its "
+        "producer group",
     )
     parked_reason: str | None = None
     reissued_from: UUID | None = Field(None, description="the rolled-back transaction whose messages these are")
@@ -184,7 +186,7 @@ class TransactionRow(Shown):
     verdict: VerdictWord | None = None
     source: SourceWord | None = None
     decided_at: datetime | None = None
-    next_check_at: datetime | None = None
+    next_check_at: datetime | None = Field(None, description="not before `held_until` of its producer group")
     parked_reason: str | None = None
     last_check: LastCheck | None = Field(None, description="of an undecided transaction that was asked")
 

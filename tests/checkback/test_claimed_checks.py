@@ -13,6 +13,7 @@ from app.checkback.claim_loops import Lapses, wake_claims
 from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.runtime.state import Runtime
+from app.store.checkback.results import CLOSED_DAY_RETRY_S
 from tests.support.check_responder import Responder
 from tests.support.check_stepping import COMMIT, attempts, in_doubt, row, turn, verdict
 
@@ -580,3 +581,25 @@ async def test_the_handle_of_a_claim_that_the_database_lost_answers_no_later_one
     [outcome] = await reply(client, to(check, "unknown"))
     assert outcome["status"] == 202
     assert (await row(db, transaction_id))["answered"] == 1
+
+
+async def test_a_day_that_is_closed_does_not_begin_the_time_without_an_answer_again(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    """It counts from when the first check was due, which no producer claimed."""
+    await client.patch(SHOP, json={"unanswered_park_s": 600})
+    transaction_id, lapses = await in_doubt(client, runtime), Lapses()
+    due = (await row(db, transaction_id))["next_check_at"]
+    state = "update day set state = $2 where low <= $1 and high > $1"
+    await db.execute(state, transaction_id, "archiving")
+    runtime.clock.fixed = due + timedelta(seconds=601)
+    assert (await lapses.step(runtime, runtime.clock.now())).done == 1
+    found = await row(db, transaction_id)
+    assert (found["state"], found["unanswered_since"]) == (1, due)
+    await db.execute(state, transaction_id, "open")
+    # The next look after the day is open again.
+    runtime.clock.fixed += timedelta(seconds=CLOSED_DAY_RETRY_S)
+    assert (await lapses.step(runtime, runtime.clock.now())).done == 1
+    found = await row(db, transaction_id)
+    assert found["state"] == 2
+    assert found["parked_reason"] == f"no producer claimed and answered a check since {due:%Y-%m-%dT%H:%M:%SZ}"

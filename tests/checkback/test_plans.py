@@ -8,7 +8,7 @@ import pytest
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from app.store.checkback import claimed_checks, claims, requests, results
+from app.store.checkback import claimed_checks, claims, results, rounds
 from app.store.checkback.results import SettledCheck
 from tests.conftest import register_group
 from tests.support.check_stepping import many_in_doubt
@@ -33,9 +33,11 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
             if scan.table.startswith(("check_back", "half_", "op_")) and scan.rows > 1:
                 assert "Seq" not in scan.node
                 assert scan.rows <= 200, scan
-    arguments = ["group-1", now - timedelta(days=1), 100]
-    for statement in (requests.ASK_IN_FLIGHT, requests.ASK_WAITING):
-        for scan in await scans(db, statement, ["text", "timestamptz", "int"], arguments, generic=generic):
+    at = now - timedelta(days=1)
+    kinds, arguments = ["text", "timestamptz", "int", "timestamptz"], ["group-1", at, 100, now]
+    for statement, more in ((rounds.ASK_IN_FLIGHT, []), (rounds.ASK_WAITING, [at])):
+        every = [*kinds, *(["timestamptz"] if more else [])]
+        for scan in await scans(db, statement, every, [*arguments, *more], generic=generic):
             if scan.table.startswith("check_back"):
                 assert "Seq" not in scan.node
     ids = [row["transaction_id"] for row in await db.fetch("select transaction_id from check_back limit 32")]

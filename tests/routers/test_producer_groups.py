@@ -59,8 +59,9 @@ async def test_the_same_put_again_changes_nothing(client: httpx.AsyncClient, db:
     after = await db.fetchrow("select * from producer_group")
     assert before
     assert after
-    # But for the time at which its producer started.
-    assert {**after, "registered_at": None} == {**before, "registered_at": None}
+    # But for the time at which its producer started, and the round that begins then.
+    started = dict.fromkeys(("registered_at", "round_began_at", "round_reached"))
+    assert {**after, **started} == {**before, **started}
 
 
 async def test_put_replaces_the_shape_and_keeps_the_secret(client: httpx.AsyncClient, db: Connection) -> None:

@@ -55,7 +55,7 @@ def undecided_sentence(reason: DeliveryReason, record: Record, first: StoredMess
         )
     return (
         f"Not sent yet: the producer group `{group}` has not sent the end of this transaction. "
-        f"Halfnote asks for it from {moment(first.first_check_at)} on."
+        f"Halfnote asks for it from {moment(record.next_check_at or first.first_check_at)} on."
     )
 
 

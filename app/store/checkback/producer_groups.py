@@ -10,6 +10,7 @@ import msgspec
 from app.database.columns import field_names
 from app.database.connection import Connection
 from app.permissions import EVERYTHING, Within
+from app.store.checkback.next_checks import HELD_UNTIL
 from app.verdicts import Checks, OnExhausted
 
 # The count of undecided transactions stops at this number, because it only explains a refusal.
@@ -66,18 +67,15 @@ update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6,
 where name = $1
 """  # noqa: S608
 
-# Primary key. The producer can answer now, so the hold ends. A check whose group was read before this cannot begin a
-# new one (ADJUST). A group without a URL stays held.
+# Primary key. The producer can answer now, so the hold ends, and a round begins (rounds.py). A check whose group was
+# read before this cannot begin a new hold (ADJUST). A group without a URL stays held.
 NOTE_REGISTRATION = """
-update producer_group set registered_at = $2, held_until = case when held_until = 'infinity' then held_until end
+update producer_group set registered_at = $2, round_began_at = $2, round_reached = $2,
+  held_until = case when held_until = 'infinity' then held_until end
 where name = $1
 """
 
-# Primary key. Producers that claim checks are not held.
-HELD_UNTIL = """
-select held_until from producer_group
-where name = $1 and held_until > $2 and held_until < 'infinity' and checks = 'call'
-"""
+HELD_NOW = f"select held_until from ({HELD_UNTIL.format(name='$1')}) h (held_until) where held_until > $2"  # noqa: S608
 
 CHANGE_SECRETS = "update producer_group set secrets = $2, updated_at = $3 where name = $1"
 
@@ -181,13 +179,16 @@ async def change_group(connection: Connection, name: str, shape: GroupShape, sec
 
 
 async def note_registration(connection: Connection, name: str, now: datetime) -> None:
-    """Write that a group was registered, also unchanged, and end the time for which it asked for no checks."""
+    """Write that a group was registered, also unchanged.
+
+    This ends the time for which it asked for no checks, and begins a round.
+    """
     await connection.execute(NOTE_REGISTRATION, name, now)
 
 
 async def held_until(connection: Connection, name: str, now: datetime) -> datetime | None:
     """Return until when no check of a group is sent because it asked for a pause; None if it is asked now."""
-    until: datetime | None = await connection.fetchval(HELD_UNTIL, name, now)
+    until: datetime | None = await connection.fetchval(HELD_NOW, name, now)
     return until
 
 

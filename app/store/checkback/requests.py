@@ -47,40 +47,6 @@ with asked as (
 select a.transaction_id from asked a
 """
 
-AT_ONCE = 1000
-
-
-# The checks of a group that were not answered and are `picked`, up to AT_ONCE. Rows are locked in the order of ids, as
-# every statement does that waits for several. One that had to be waited for is written only if it is `still` to be
-# asked: another registration may have done that, and the producers of a fleet start together.
-def _ask_unanswered(picked: str, still: str) -> str:
-    return f"""
-with picked as materialized (
-  select c.transaction_id from check_back c
-  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {picked} limit $3
-), locked as materialized (
-  select l.transaction_id from (select * from picked order by transaction_id) p cross join lateral (
-    select c.transaction_id from check_back c
-    where c.transaction_id = p.transaction_id and c.state = 1 and c.unanswered > 0 and {still} for update
-  ) l
-), asked as (
-  update check_back c set asked_at = $2,
-    next_check_at = case when c.leased_until > $2 then c.next_check_at else least(c.next_check_at, $2) end
-  where c.transaction_id = any (array(select transaction_id from locked))
-)
-select count(*) from picked
-"""  # noqa: S608 -- constants
-
-
-# Served by check_back_leased. One that is being settled has its back-off once its lock is free.
-ASK_IN_FLIGHT = _ask_unanswered(
-    "c.leased_until > $2 and c.asked_at is null",
-    "case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > $2 end",
-)
-# Served by check_back_due: those that wait for their next try. One that was claimed meanwhile is asked already.
-_WAITS = "c.next_check_at > $2 and (c.leased_until is null or c.leased_until <= $2)"
-ASK_WAITING = _ask_unanswered(f"{_WAITS} order by c.next_check_at", _WAITS)
-
 
 async def answer_unknown(connection: Connection, transaction_id: UUID, now: datetime) -> None:
     """Count an `unknown` from `/end` as the answer to the newest check."""
@@ -99,21 +65,3 @@ async def ask_all_now(connection: Connection, transaction_ids: Iterable[UUID], n
     """Make the checks of transactions due at once, as `ask_now` does for one; return those that were asked, by id."""
     rows = await connection.fetch(ASK_NOW, sorted(set(transaction_ids)), now)
     return sorted(row["transaction_id"] for row in rows)
-
-
-async def ask_in_flight(connection: Connection, group: str, now: datetime) -> int:
-    """Have checks of a group that are in flight followed by another at once, where the last one was not answered.
-
-    Up to AT_ONCE; return how many were found. First checks are left out.
-    """
-    found: int = await connection.fetchval(ASK_IN_FLIGHT, group, now, AT_ONCE)
-    return found
-
-
-async def ask_waiting(connection: Connection, group: str, now: datetime) -> int:
-    """Make checks of a group due at once that were not answered and wait for their next try.
-
-    Up to AT_ONCE, those first that would be due first; return how many were found.
-    """
-    found: int = await connection.fetchval(ASK_WAITING, group, now, AT_ONCE)
-    return found

@@ -36,6 +36,7 @@ CHECKS = RowArrays(
     Column("answered", "bool"),
     Column("unanswered", "bool"),
     Column("unsent", "bool"),
+    Column("due_at", "timestamptz"),
     Column("next_check_at", "timestamptz"),
     Column("parked_reason", "text"),
 )
@@ -61,6 +62,10 @@ _COUNTS = f"s.answered and s.writable and c.last_answered < s.number and ({_HELD
 # Whether it parks its transaction: not if the producer answered the check meanwhile.
 _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.unanswered or c.last_answered < s.number)"
 
+# Whether another check was asked for while this one was in flight: by a person, or by a round, which asks only if this
+# one is not answered. The two columns are equal then.
+_ASKED = "(c.asked_at is not null and (not s.answered or c.asked_at is distinct from c.urged_at))"
+
 # One statement for a batch. `locked` locks the rows in the order of ids, as every statement does that locks several and
 # waits, so that no two wait for each other. Each check writes an attempt, unless the statement of its verdict wrote it
 # or its day is not open: an archive may hold the day already. Then an answer does not count and nothing is parked,
@@ -70,10 +75,11 @@ _PARKS = f"{_HELD} and s.parked_reason is not null and s.writable and (not s.una
 # and a later check was answered first, or policy would park by it, or the row is gone. The proof counts the attempts,
 # and they would be more than policy has counted. Other columns are written only while the lease is held. A check that
 # `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. One
-# that was not sent leaves the count of unanswered checks as it is, and the time of their first. A transaction that this
-# statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an attempt,
-# because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next check was asked for
-# while this one was in flight: then the next one is due now, also if the transaction is parked.
+# that was not sent leaves the count of unanswered checks as it is, and the time of their first. If no producer claimed
+# it and its day takes no parking, that time is when it was due, because the next check is due later. A transaction that
+# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
+# attempt, because its row is deleted with its verdict. A claim clears `asked_at`, so it is set if the next check was
+# asked for while this one was in flight: then the next one is due at that time, also if the transaction is parked.
 SETTLE = f"""
 with s as materialized (
   select t.*, exists (
@@ -103,13 +109,13 @@ with s as materialized (
       when s.unsent then c.unanswered else 0 end,
     unanswered_since = case when {_COUNTS} then null when not {_HELD} then c.unanswered_since
       when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at)
-      when s.unsent then c.unanswered_since end,
+      when s.unsent then coalesce(c.unanswered_since, case when not s.writable then s.due_at end) end,
     state = case when {_PARKS} then 2::smallint else c.state end,
     parked_at = case when {_PARKS} then {_NOW} else c.parked_at end,
     parked_reason = case when {_PARKS} then s.parked_reason else c.parked_reason end,
     asked_at = case when not {_HELD} then c.asked_at end,
     next_check_at = case when not {_HELD} then c.next_check_at
-      when c.asked_at is not null and s.writable then least({_NOW}, s.next_check_at)
+      when {_ASKED} and s.writable then least(greatest({_NOW}, c.asked_at), s.next_check_at)
       when c.state = 2 then null
       when not s.writable then {_NOW} + interval '{CLOSED_DAY_RETRY_S} seconds'
       when s.parked_reason is null then s.next_check_at
@@ -183,7 +189,8 @@ class SettledCheck:
 
     `outcome` None: no check was sent, so no attempt is written. `noted`: its attempt was written with the verdict.
     `source`: of the verdict that the attempt names; another one than CHECK if the same verdict was recorded before.
-    `unsent`: policy came before it, or no producer claimed it. `over`: the transaction is decided, or its half is gone.
+    `unsent`: policy came before it, or no producer claimed it; then `due_at` is since when it was due.
+    `over`: the transaction is decided, or its half is gone.
     Otherwise `parked_reason` parks it, or `next_check_at` is the time of its next check (a parked one stays parked and
     has none).
     """
@@ -205,6 +212,7 @@ class SettledCheck:
     answered: bool = False
     unanswered: bool = False
     unsent: bool = False
+    due_at: datetime | None = None
     next_check_at: datetime | None = None
     parked_reason: str | None = None
 

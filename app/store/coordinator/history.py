@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
+from app.store.checkback.next_checks import NEXT_CHECK_AT
 from app.store.coordinator.attempts import Attempt, latest_attempts, verdict_of
 from app.store.coordinator.deliveries import ALL, DeliveryPlace, DeliveryRecord, DeliverySelection, read_deliveries
 from app.verdicts import CHECK_BACK_STATE_OF, CheckBackState, DeadLetterAction, Source, Verdict
@@ -27,16 +28,18 @@ select position, producer_group, topic, key, tag, headers, content_type, deliver
 from half where transaction_id = $1 order by position
 """
 
-# One statement, so op and check_back are of the same moment. Primary keys only, one partition each.
-RECORD = """
+# One statement, so op and check_back are of the same moment. Primary keys only, one partition each. RECORD_ENDS says
+# why the condition is `position < 1`.
+RECORD = f"""
 select o.verdict, o.source, o.actor, o.reason, o.decided_at,
-  c.state as check_back, c.next_check_at, c.parked_reason,
+  c.state as check_back, {NEXT_CHECK_AT} as next_check_at, c.parked_reason,
   r.reissued_as, r.at as reissued_at, r.actor as reissued_by, r.reason as reissue_reason
 from (values ($1::uuid)) as t(transaction_id)
 left join op o on o.transaction_id = t.transaction_id
 left join check_back c on c.transaction_id = t.transaction_id
 left join reissue r on r.transaction_id = t.transaction_id
-"""
+left join half h on h.transaction_id = t.transaction_id and h.position < 1
+"""  # noqa: S608 -- a constant
 
 # Served by outbox's primary key in one partition.
 PUBLISHED = """
@@ -81,7 +84,10 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The fields of a transaction's op, check_back row and reissue. They are None if there is no such row."""
+    """The fields of a transaction's op, check_back row and reissue. They are None if there is no such row.
+
+    `next_check_at`: also of a half without an op whose check immunity is not over; no sooner than its group is held.
+    """
 
     verdict: Verdict | None
     source: Source | None

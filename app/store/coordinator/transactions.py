@@ -7,6 +7,7 @@ from uuid import UUID
 
 from app.database.connection import Connection
 from app.database.windowed_read import ListWindow, count_windows, read_windows
+from app.store.checkback.next_checks import NEXT_CHECK_AT
 from app.verdicts import CHECK_BACK_STATE_OF, SOURCE_OF, VERDICT_OF, CheckBackState, Source, State, Verdict
 
 # A list reads this many rows at a time, until its page is full or SCAN_S is over. A filter that matches few rows must
@@ -94,8 +95,7 @@ PAGE = """
 select h.transaction_id, h.producer_group, h.topic, h.key, h.born_at,
   (select count(*) from half m where m.transaction_id = h.transaction_id) as message_count,
   o.verdict, o.source, o.decided_at, c.state as check_back,
-  case when o.verdict is null and c.state is distinct from 2 then coalesce(c.next_check_at, h.first_check_at) end
-    as next_check_at,
+  {next_check_at} as next_check_at,
   c.parked_reason
 {matching}
 order by s.transaction_id {direction}
@@ -108,8 +108,13 @@ COUNT = "select count(*) from (select {matching} order by s.transaction_id desc 
 OWN_PLANS = "set local plan_cache_mode = force_custom_plan"
 
 _MATCHING_OF = {name: _MATCHING.format(source=source.format(key="$12")) for name, source in SOURCES.items()}
-PAGES = {name: PAGE.format(matching=matching, direction="desc") for name, matching in _MATCHING_OF.items()}
-OLDEST_PAGES = {name: PAGE.format(matching=matching, direction="asc") for name, matching in _MATCHING_OF.items()}
+PAGES, OLDEST_PAGES = (
+    {
+        name: PAGE.format(matching=matching, direction=direction, next_check_at=NEXT_CHECK_AT)
+        for name, matching in _MATCHING_OF.items()
+    }
+    for direction in ("desc", "asc")
+)
 COUNTS = {name: COUNT.format(matching=matching) for name, matching in _MATCHING_OF.items()}
 
 

@@ -1,0 +1,130 @@
+"""SQL of rounds: a producer has started, and all checks of its group that were not answered are asked soon.
+
+A round is stored in the row of its group until it is complete. A later start begins the round again.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.connection import Connection
+
+# The rows of one statement.
+AT_ONCE = 1000
+# Two rounds ask for two checks of one transaction at times that are so far apart, so that a fleet whose producers start
+# one after the other does not ask a check for each.
+URGED_APART_S = 10
+
+# Primary key.
+BEGIN = "update producer_group set round_began_at = $2, round_reached = $2 where name = $1"
+ROUND = "select name, round_began_at, round_reached from producer_group where name = $1 and round_reached is not null"
+# Served by producer_group_round.
+LEFT = """
+select name, round_began_at, round_reached from producer_group
+where round_reached is not null and round_began_at <= $1 order by round_began_at limit $2
+"""
+# Two processes may be at one round: it moves forward only, and one that began again is not touched.
+MOVE = """
+update producer_group set round_reached = greatest(round_reached, $3)
+where name = $1 and round_began_at = $2 and round_reached is not null
+"""
+COMPLETE = "update producer_group set round_reached = null where name = $1 and round_began_at = $2"
+
+# For when the round asks: now, or later if an earlier round asked a moment ago. If that one put its check off to a time
+# that is not over, that time stays. `greatest` leaves out null.
+_AT = (
+    f"case when c.urged_at > $2 then c.urged_at else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end"
+)
+# Not those that this round asked for. A check that was put off may have been asked before by a person, so another one
+# is due at its time.
+_NOT_URGED = "(c.urged_at is null or c.urged_at < $4 or c.urged_at > $2)"
+
+
+# The checks of a group that were not answered and are `picked`, up to AT_ONCE. Rows are locked in the order of ids, as
+# every statement does that waits for several. One that had to be waited for is written only if it is `still` to be
+# asked: another process may have done that, and the producers of a fleet start together. `asked_at` is that of a check
+# which is in flight: SETTLE writes the time of the next one.
+def _ask_unanswered(picked: str, still: str) -> str:
+    return f"""
+with picked as materialized (
+  select c.transaction_id, c.next_check_at from check_back c
+  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_NOT_URGED} and {picked} limit $3
+), locked as materialized (
+  select l.transaction_id from (select * from picked order by transaction_id) p cross join lateral (
+    select c.transaction_id from check_back c
+    where c.transaction_id = p.transaction_id and c.state = 1 and c.unanswered > 0 and {_NOT_URGED} and {still}
+    for update
+  ) l
+), asked as (
+  update check_back c set urged_at = {_AT},
+    asked_at = case when c.leased_until > $2 then {_AT} else c.asked_at end,
+    next_check_at = case when c.leased_until > $2 then c.next_check_at else least(c.next_check_at, {_AT}) end
+  where c.transaction_id = any (array(select transaction_id from locked))
+)
+select count(*) as found, max(next_check_at) as reached from picked
+"""  # noqa: S608 -- constants
+
+
+# Served by check_back_leased. One that is being settled has its back-off once its lock is free.
+ASK_IN_FLIGHT = _ask_unanswered(
+    "c.leased_until > $2 and c.asked_at is null",
+    f"case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > {_AT} end",
+)
+# Served by check_back_due: those that wait for their next try. One that was claimed meanwhile is asked already.
+_WAITS = f"c.next_check_at > {_AT} and (c.leased_until is null or c.leased_until <= $2)"
+_LEFT = f"c.next_check_at > $2 and c.next_check_at >= $5 and {_WAITS}"
+ASK_WAITING = _ask_unanswered(f"{_LEFT} order by c.next_check_at", _WAITS)
+
+
+@dataclass(frozen=True, slots=True)
+class AskingRound:
+    """A round that is not complete: it has come up to the checks whose next time is `reached`."""
+
+    group: str
+    began_at: datetime
+    reached: datetime
+
+
+async def begin_round(connection: Connection, group: str, now: datetime) -> None:
+    """Begin a round of a group, or begin it again."""
+    await connection.execute(BEGIN, group, now)
+
+
+async def round_of(connection: Connection, group: str) -> AskingRound | None:
+    """Return the round of a group; None if it is complete."""
+    row = await connection.fetchrow(ROUND, group)
+    return None if row is None else AskingRound(*row)
+
+
+async def rounds_left(connection: Connection, began_by: datetime, at_most: int) -> list[AskingRound]:
+    """Return rounds that are not complete and began at a time or before it, those first that began first."""
+    return [AskingRound(*row) for row in await connection.fetch(LEFT, began_by, at_most)]
+
+
+async def move_round(connection: Connection, one: AskingRound, reached: datetime) -> None:
+    """Write how far a round has come, unless it has begun again."""
+    await connection.execute(MOVE, one.group, one.began_at, reached)
+
+
+async def complete_round(connection: Connection, one: AskingRound) -> None:
+    """Write that a round is complete, unless it has begun again."""
+    await connection.execute(COMPLETE, one.group, one.began_at)
+
+
+async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime) -> int:
+    """Have checks of a group that are in flight followed by another if they are not answered, nor was the last one.
+
+    Up to AT_ONCE; return how many were found. First checks are left out.
+    """
+    found: int = await connection.fetchval(ASK_IN_FLIGHT, one.group, now, AT_ONCE, one.began_at)
+    return found
+
+
+async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -> tuple[int, datetime | None]:
+    """Make checks of a group due that were not answered and wait for their next try.
+
+    Up to AT_ONCE, those first that would be due first. Return how many were found, and when the last of them would have
+    been due; None if there is none.
+    """
+    row = await connection.fetchrow(ASK_WAITING, one.group, now, AT_ONCE, one.began_at, one.reached)
+    assert row is not None
+    return row["found"], row["reached"]
