@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,11 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from halfnote.async_batching import BatchingWire
+from halfnote.errors import ProducerClosed
 from halfnote.exchange import (
+    LEFT_AS_CLOSED,
+    LEFT_AT_CLOSE,
+    LEFT_TOO_MANY,
     Call,
     Dropped,
     Effect,
@@ -51,11 +56,17 @@ class Wire(Protocol):
 
 @dataclass
 class _Running:
-    """What belongs to one event loop: its connections, and the exchanges in its background."""
+    """What belongs to one event loop: its connections, and the exchanges in its background.
+
+    `background`: of how many transactions each is. `asking`: how many requests use the connections. `is_closing`: the
+    last of them closes the connections.
+    """
 
     loop: asyncio.AbstractEventLoop
     wire: Wire
-    background: set["asyncio.Task[Any]"] = field(default_factory=set)
+    background: dict["asyncio.Task[Any]", int] = field(default_factory=dict)
+    asking: int = 0
+    is_closing: bool = False
 
 
 class AsyncDriver:
@@ -78,6 +89,13 @@ class AsyncDriver:
         self._running: dict[asyncio.AbstractEventLoop, _Running] = {}
         # The last one used: mostly there is one loop.
         self._last: _Running | None = None
+        # The loops for which `end_background` was called. A request that follows has connections of its own.
+        self._closed: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+    def require_open(self) -> None:
+        """Raise ProducerClosed after `end_background` or `close` on the running loop."""
+        if self._is_closed():
+            raise ProducerClosed
 
     async def run(self, exchange: Exchange[T]) -> T:
         """Run an exchange to its end; return its result or raise its error.
@@ -103,7 +121,7 @@ class AsyncDriver:
         try:
             effect = exchange.throw(Dropped())
             while isinstance(effect, Later):
-                effect = exchange.send(self.later(effect.exchange))
+                effect = exchange.send(self._later(effect))
             exchange.close()
         except (Dropped, StopIteration):
             pass
@@ -111,36 +129,85 @@ class AsyncDriver:
             # The caller gets the cancellation.
             log.error("what was canceled left nothing in the background", exc_info=error)
 
-    def later(self, exchange: Exchange[Any]) -> bool:
-        """Run an exchange in the background; False if too many are under way."""
-        background = self._current().background
-        if len(background) >= BACKGROUND_MAX:
+    def later(self, exchange: Exchange[Any], transactions: int = 1, *, has_fallback: bool = False) -> bool:
+        """Run an exchange in the background; False, with a line in the log, if too many are under way or it is closed.
+
+        `transactions` and `has_fallback`: as of `Later`.
+        """
+        is_closed = self._is_closed()
+        # Without connections that nothing would close.
+        background = {} if is_closed else self._current().background
+        if is_closed or len(background) >= BACKGROUND_MAX:
+            if not has_fallback:
+                log.warning(LEFT_AS_CLOSED if is_closed else LEFT_TOO_MANY, transactions)
             return False
         task = asyncio.get_running_loop().create_task(self._run(exchange))
-        background.add(task)
+        background[task] = transactions
         task.add_done_callback(partial(_over, background))
         return True
 
+    def _later(self, effect: Later) -> bool:
+        return self.later(effect.exchange, effect.transactions, has_fallback=effect.has_fallback)
+
     async def close(self, grace_s: float) -> None:
-        """Give background exchanges `grace_s` seconds, then cancel them and close the connections: of this loop."""
-        running = self._current()
-        if running.background:
-            _, late = await asyncio.wait(list(running.background), timeout=grace_s)
+        """End what is in the background within `grace_s` seconds, and close the connections: of this loop."""
+        await self.end_background(grace_s)
+        await self.disconnect()
+
+    async def end_background(self, grace_s: float) -> None:
+        """Give background exchanges of this loop `grace_s` seconds, then cancel them, and say so in the log.
+
+        From now on none begins.
+        """
+        background = self._current().background
+        self._closed.add(asyncio.get_running_loop())
+        under_way = dict(background)
+        if not under_way:
+            return
+        try:
+            await asyncio.wait(under_way, timeout=grace_s)
+        finally:
+            late = [task for task in under_way if not task.done()]
             for task in late:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            if late:
+                log.warning(LEFT_AT_CLOSE, sum(under_way[task] for task in late))
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def disconnect(self) -> None:
+        """Close the connections of this loop; the last request that is under way on them closes them otherwise."""
+        running = self._current()
+        running.is_closing = True
+        self._forget(running)
+        if not running.asking:
+            await running.wire.aclose()
+
+    def _forget(self, running: _Running) -> None:
         self._running.pop(running.loop, None)
         if self._last is running:
             self._last = None
-        await running.wire.aclose()
+
+    def _is_closed(self) -> bool:
+        return self._pid == os.getpid() and asyncio.get_running_loop() in self._closed
+
+    async def _asked(self, request: Request) -> Response | NoAnswer:
+        running = self._current()
+        running.asking += 1
+        try:
+            return await running.wire.ask(request)
+        finally:
+            running.asking -= 1
+            if running.is_closing and not running.asking:
+                self._forget(running)
+                await running.wire.aclose()
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Request):
-            return await self._current().wire.ask(effect)
+            return await self._asked(effect)
         if isinstance(effect, Wait):
             return await asyncio.sleep(effect.seconds)
         if isinstance(effect, Later):
-            return self.later(effect.exchange)
+            return self._later(effect)
         if effect.waits:
             return await called_async(effect, calls_async=is_async(effect.function))
         return await _called(effect)
@@ -152,20 +219,21 @@ class AsyncDriver:
         if self._pid != os.getpid():
             # Closing what a fork shares would disturb the parent, so it is never collected.
             _parents.append(self._running)
-            self._pid, self._running = os.getpid(), {}
+            self._pid, self._running, self._closed = os.getpid(), {}, weakref.WeakSet()
         found = self._running.get(loop)
         if found is None:
             # Their connections ended with them.
             for ended in [other for other in list(self._running) if other.is_closed()]:
                 self._running.pop(ended, None)
             wire = _wire(self._url, self._headers, self._transport)
-            found = self._running[loop] = _Running(loop, BatchingWire(wire) if self._batching else wire)
+            wire = BatchingWire(wire) if self._batching else wire
+            found = self._running[loop] = _Running(loop, wire, is_closing=loop in self._closed)
         self._last = found
         return found
 
 
-def _over(background: set["asyncio.Task[Any]"], task: "asyncio.Task[Any]") -> None:
-    background.discard(task)
+def _over(background: dict["asyncio.Task[Any]", int], task: "asyncio.Task[Any]") -> None:
+    background.pop(task, None)
     if not task.cancelled() and task.exception() is not None:
         log.error("an end in the background failed", exc_info=task.exception())
 

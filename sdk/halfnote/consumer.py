@@ -97,8 +97,9 @@ class Consumer:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
-        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
-        Refused, for example if the subscription is not there.
+        subscription's `retry` says. So it does after `break`, also if its work is done: to end with a message that is
+        acknowledged, call `stop` in the body. Those that were claimed with it are given back too, and use up no try.
+        Raises Refused, for example if the subscription is not there.
         """
         over = asyncio.Event()
         loop = self._messages(over)
@@ -344,14 +345,11 @@ class Consumer:
                 continue
             failed = 0
             if found:
-                self._held.update({one.handle: one for one in found})
-                if self._keeper is None:
-                    self._keeper = asyncio.get_running_loop().create_task(self._keep())
                 return found
         return []
 
     async def _unless_stopped(self) -> list[HeldMessage]:
-        claiming = asyncio.ensure_future(self._driver.run(self._consuming.claimed(self._wait_s)))
+        claiming = asyncio.ensure_future(self._claimed())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -361,6 +359,14 @@ class Consumer:
             for task in (claiming, stopping):
                 task.cancel()
             await asyncio.gather(claiming, stopping, return_exceptions=True)
+
+    async def _claimed(self) -> list[HeldMessage]:
+        """Claim, and hold what was claimed at once: this may be canceled, or the consumer stopped, as it ends."""
+        found = await self._driver.run(self._consuming.claimed(self._wait_s))
+        self._held.update({one.handle: one for one in found})
+        if found and self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        return found
 
     async def _keep(self) -> None:
         """Extend the lease of what is held; forget what is not held any more."""

@@ -131,7 +131,12 @@ class Consuming:
             # The time began between request and answer. A claim may have waited, so its answer is taken to be not older
             # than a part of the lease.
             since = max(sent_at, self._clock() - self.invisible_s * EXTENDED_AFTER)
-            return self._held(answer.content["messages"], since + self.invisible_s)
+            try:
+                return self._held(answer.content["messages"], since + self.invisible_s)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                # As of a proxy.
+                why = f"answered {answer.status} without messages that can be read: {type(error).__name__}: {error}"
+                raise Unconfirmed("a claim of messages", why, perhaps_done=True) from error
 
     def extended(self, held: Sequence[HeldMessage]) -> Exchange[list[HeldMessage]]:
         """Hold messages for longer; return those that were not held any more. Raises Refused or Unconfirmed."""

@@ -308,7 +308,7 @@ class Conversation:
         if (
             not self.wait_for_end
             and verdict is not Verdict.UNKNOWN
-            and (yield Later(self._ended(transaction, request)))
+            and (yield Later(self._ended(transaction, request), has_fallback=True))
         ):
             return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, "posted", error)
         try:
@@ -319,9 +319,7 @@ class Conversation:
                 yield Later(self._ended(transaction, request))
             raise
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
-            taken = yield Later(self._ended(transaction, request, after_s=fault.after_s))
-            if not taken:
-                log.warning("transaction %s is left to check-back: too many ends wait", transaction.transaction_id)
+            yield Later(self._ended(transaction, request, after_s=fault.after_s))
         return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, error or fault)
 
     def leave_to_check(

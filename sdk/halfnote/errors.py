@@ -83,6 +83,13 @@ def _own_id(cause: Refused | Unconfirmed) -> str:
     )
 
 
+class ProducerClosed(HalfnoteError):
+    """The producer was closed, or is closing, and begins nothing: nothing was posted, and no local work has run."""
+
+    def __init__(self) -> None:
+        super().__init__("the producer is closed and begins nothing: make another one, or close it later")
+
+
 _ROLLED_BACK = (
     "its rollback is recorded, so its messages never go out. If no earlier run has committed the work, it needs a new "
     "id; else reissue the transaction"

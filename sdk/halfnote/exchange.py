@@ -22,6 +22,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 # How long connects may be refused before a request fails, unlike a timeout: nothing can have been stored.
 REFUSED_WITHIN_S = 1.0
 SHORTEST_TIMEOUT_S = 0.05
+# What drivers log of transactions whose ends are not posted, or of halves that are not withdrawn.
+_LEFT = "%d transactions are left to check-back, so Halfnote asks about them: "
+LEFT_AT_CLOSE = _LEFT + "the producer was closed before their ends were posted"
+LEFT_AS_CLOSED = _LEFT + "the producer is closed, and posts no end in the background"
+LEFT_TOO_MANY = _LEFT + "too many ends wait"
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Later:
-    """Another exchange to run in the background. Its outcome is True, or False if too many are running."""
+    """Another exchange to run in the background. Its outcome is True, or False if too many are running.
+
+    It is False after a close, too. `transactions`: how many the exchange is about. The driver logs that they are left
+    to check-back, unless the exchange that yields this goes on without it (`has_fallback`).
+    """
 
     exchange: "Exchange[Any]"
+    transactions: int = 1
+    has_fallback: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Many transactions in one request: what a producer posts, and the outcome of each. No input or output."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,8 +13,6 @@ from halfnote.ids import new_id
 from halfnote.outgoing import Outgoing, as_list
 from halfnote.transaction import PlainResult, Transaction, TransactionResult
 from halfnote.verdicts import Verdict
-
-log = logging.getLogger("halfnote")
 
 LATE = "its answer came after a check may have been sent"
 
@@ -61,7 +58,7 @@ class Many:
             # Their local work did not begin.
             new = [ids[n] for n, one in enumerate(listed) if one.transaction_id is None]
             if new:
-                yield Later(self._withdraw(new, under_way=True))
+                yield Later(self._withdraw(new, under_way=True), len(new))
             raise
         now = talk.clock()
         found: list[Transaction | HalfFailed] = []
@@ -72,7 +69,7 @@ class Many:
                 withdrawn.append(transaction_id)
             found.append(begun)
         if withdrawn:
-            yield Later(self._withdraw(withdrawn))
+            yield Later(self._withdraw(withdrawn), len(withdrawn))
         return found
 
     def ends(self, ends: Sequence[tuple[Transaction, Verdict]]) -> Exchange[list[TransactionResult]]:
@@ -81,14 +78,14 @@ class Many:
         Without `wait_for_end` the first attempt is in the background too. Raises ValueError.
         """
         talk, listed = self.conversation, _bounded(ends)
-        if not talk.wait_for_end and (yield Later(self._ended(listed))):
+        if not talk.wait_for_end and (yield Later(self._ended(listed), len(listed), has_fallback=True)):
             return [_result(transaction, verdict, "posted", None) for transaction, verdict in listed]
         try:
             outcomes = yield from self._ended(listed, attempts=1)
         except Dropped:
             known = [(transaction, verdict) for transaction, verdict in listed if verdict is not Verdict.UNKNOWN]
             if known:
-                yield Later(self._ended(known))
+                yield Later(self._ended(known), len(known))
             raise
         results = []
         again, after_s = [], 0.0
@@ -98,8 +95,8 @@ class Many:
             if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
                 again.append((transaction, verdict))
                 after_s = max(after_s, fault.after_s)
-        if again and not (yield Later(self._ended(again, after_s=after_s))):
-            log.warning("%d transactions are left to check-back: too many ends wait", len(again))
+        if again:
+            yield Later(self._ended(again, after_s=after_s), len(again))
         return results
 
     def plain(self, sent: Sequence[ToPost]) -> Exchange[list[PlainResult | PlainFailed]]:

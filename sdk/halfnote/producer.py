@@ -1,5 +1,6 @@
 """The asynchronous producer."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -102,6 +103,7 @@ class TransactionProducer:
         """
         if self._listener is None:
             raise ValueError("send needs a listener; without one use transaction()")
+        self._driver.require_open()
         options = {"transaction_id": transaction_id, "context": context, "check": check}
         work = self._listener.execute_local
         return await self._driver.run(self._conversation.send(messages, arg, work, **options))
@@ -156,6 +158,7 @@ class TransactionProducer:
 
         With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
+        self._driver.require_open()
         block = Block(self._conversation, self._driver.later, binding)
         enters = binding is not None and self.barrier is not None
         half_posted = self._conversation.half(messages, enters=enters, **half)
@@ -173,6 +176,7 @@ class TransactionProducer:
 
     async def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
         """Send plain messages, without a half and an end. Raises PlainFailed, which has the id for a repetition."""
+        self._driver.require_open()
         return await self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
 
     async def post_halves(self, halves: Sequence[ToPost]) -> list[Transaction | HalfFailed]:
@@ -181,6 +185,7 @@ class TransactionProducer:
         Do the local work of those that began, enter the barrier for each, commit, then `post_ends`. What does not come
         to that is left to check-back. Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         return await self._driver.run(self._many.halves(halves))
 
     async def post_ends(self, ends: Sequence[tuple[Transaction, Verdict]]) -> list[TransactionResult]:
@@ -196,6 +201,7 @@ class TransactionProducer:
 
         Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         return await self._driver.run(self._many.plain(sent))
 
     async def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
@@ -205,6 +211,7 @@ class TransactionProducer:
         what would change the group, or register it, raises Refused (`forbidden`), and an admin does it.
         Raises Refused or Unconfirmed.
         """
+        self._driver.require_open()
         return await self._driver.run(self._conversation.register(check_urls, policy, secret))
 
     def answer_checks(self, listener: CheckListener | None = None) -> CheckAnswering:
@@ -213,6 +220,7 @@ class TransactionProducer:
         `listener`: a barrier or a listener (default: the producer's barrier). Call it once in each process. What fails
         is logged and tried again. Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         answering = CheckAnswering(self._claiming(listener), self._driver)
         self._answering.append(answering)
         return answering
@@ -222,6 +230,7 @@ class TransactionProducer:
 
         Raises Refused or Unconfirmed.
         """
+        self._driver.require_open()
         claiming, count = self._claiming(listener), 0
         checks = await self._driver.run(claiming.claimed(0, started=True))
         while checks:
@@ -230,11 +239,15 @@ class TransactionProducer:
         return count
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest."""
+        """Wait for ends in the background and for answers to checks, `grace_s` seconds at most for both together.
+
+        The log says how many transactions are left to check-back. From now on, on this event loop, all that would begin
+        raises ProducerClosed; what has begun ends, and posts its end.
+        """
         answering, self._answering = self._answering, []
-        for one in answering:
-            await one.stop(grace_s)
-        await self._driver.close(grace_s)
+        ending = self._driver.end_background(grace_s)
+        await asyncio.gather(ending, *(one.stop(grace_s) for one in answering))
+        await self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:
         chosen = self.barrier if listener is None else listener

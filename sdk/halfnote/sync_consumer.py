@@ -103,8 +103,9 @@ class SyncConsumer:
         """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
-        subscription's `retry` says. Those that were claimed with it are given back too, and use up no try. Raises
-        Refused, for example if the subscription is not there.
+        subscription's `retry` says. So it does after `break`, also if its work is done: to end with a message that is
+        acknowledged, call `stop` in the body. Those that were claimed with it are given back too, and use up no try.
+        Raises Refused, for example if the subscription is not there.
         """
         over = self._loop_over = threading.Event()
         self._loop_thread = threading.get_ident()

@@ -9,13 +9,17 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import httpx
 
 from halfnote.batching import TRANSACTIONS_MOST
+from halfnote.errors import ProducerClosed
 from halfnote.exchange import (
+    LEFT_AS_CLOSED,
+    LEFT_AT_CLOSE,
+    LEFT_TOO_MANY,
     SHORTEST_TIMEOUT_S,
     Call,
     Effect,
@@ -38,7 +42,6 @@ log = logging.getLogger("halfnote")
 BACKGROUND_MAX = 10_000
 # What a request under way may take beyond its time limit as its producer closes.
 LATE_S = 1.0
-LEFT_AT_CLOSE = "%d ends in the background, or lists of ends, are left to check-back: the producer was closed"
 
 
 class SyncDriver:
@@ -58,7 +61,16 @@ class SyncDriver:
         self._lock = threading.Lock()
         self._process: int | None = None
         self._client: httpx.Client | None = None
+        # How many requests use each client; the last one closes a client that is no longer the driver's.
+        self._asking: dict[httpx.Client, int] = {}
         self._background: Background | None = None
+        # The process for which `end_background` was called. A request that follows has a client of its own.
+        self._closed_in: int | None = None
+
+    def require_open(self) -> None:
+        """Raise ProducerClosed after `end_background` or `close`."""
+        if self._is_closed():
+            raise ProducerClosed
 
     def run(self, exchange: Exchange[T]) -> T:
         """Run an exchange to its end; return its result or raise its error."""
@@ -70,26 +82,46 @@ class SyncDriver:
             result: T = stop.value
             return result
 
-    def later(self, exchange: Exchange[Any]) -> bool:
-        """Run an exchange in the background; False if too many are under way."""
-        self._current()
+    def later(self, exchange: Exchange[Any], transactions: int = 1, *, has_fallback: bool = False) -> bool:
+        """Run an exchange in the background; False, with a line in the log, if too many are under way or it is closed.
+
+        `transactions` and `has_fallback`: as of `Later`.
+        """
+        self._enter_process()
         with self._lock:
-            if self._background is None:
+            is_closed = self._is_closed()
+            if not is_closed and self._background is None:
                 self._background = Background(self)
-            return self._background.add(exchange)
+            if not is_closed and self._background is not None and self._background.add(exchange, transactions):
+                return True
+        if not has_fallback:
+            log.warning(LEFT_AS_CLOSED if is_closed else LEFT_TOO_MANY, transactions)
+        return False
 
     def close(self, grace_s: float) -> None:
-        """Give background exchanges `grace_s` seconds, then end them and close the connections."""
-        if self._process != os.getpid():
-            return
+        """End what is in the background within `grace_s` seconds, and close the connections."""
+        self.end_background(grace_s)
+        self.disconnect()
+
+    def end_background(self, grace_s: float) -> None:
+        """Give background exchanges `grace_s` seconds, then end them, and say so in the log. From now on none begins.
+
+        A request that is under way is waited for too, until its own time limit.
+        """
+        self._enter_process()
         with self._lock:
+            self._closed_in = os.getpid()
             background, self._background = self._background, None
-        # End it before the connections that it uses.
         if background is not None:
             background.close(grace_s)
+
+    def disconnect(self) -> None:
+        """Close the connections; the last request that is under way on them closes them otherwise."""
+        self._enter_process()
         with self._lock:
             client, self._client = self._client, None
-        if client is not None:
+            is_used = client in self._asking
+        if client is not None and not is_used:
             client.close()
 
     def do(self, effect: Effect) -> Any:
@@ -99,7 +131,7 @@ class SyncDriver:
         if isinstance(effect, Wait):
             return time.sleep(effect.seconds)
         if isinstance(effect, Later):
-            return self.later(effect.exchange)
+            return self.later(effect.exchange, effect.transactions, has_fallback=effect.has_fallback)
         return _called(effect)
 
     def ask_all(self, requests: Sequence[Request], ask: Ask) -> list[Response | NoAnswer]:
@@ -119,8 +151,9 @@ class SyncDriver:
 
     def ask(self, request: Request) -> Response | NoAnswer:
         """Send a request by itself; return its answer."""
+        client = self._taken()
         try:
-            answer = self._current().request(
+            answer = client.request(
                 request.method,
                 self._url + request.path,
                 content=request.content or None,
@@ -129,27 +162,63 @@ class SyncDriver:
             )
         except FAILURES as error:
             return unanswered(error, request.timeout_s)
+        finally:
+            self._leave(client)
         return answered(answer)
 
-    def _current(self) -> httpx.Client:
-        if self._process == os.getpid() and self._client is not None:
-            return self._client
-        if self._process not in (None, os.getpid()):
-            # Another thread may have held the lock at the fork, and that thread does not exist in the child.
+    def _taken(self) -> httpx.Client:
+        """Return the client for a request, which must then leave it."""
+        self._enter_process()
+        with self._lock:
+            if (client := self._client) is None:
+                client = self._client = self._made()
+            self._asking[client] = self._asking.get(client, 0) + 1
+            return client
+
+    def _leave(self, client: httpx.Client) -> None:
+        with self._lock:
+            left = self._asking.get(client, 1) - 1
+            if left:
+                self._asking[client] = left
+                return
+            self._asking.pop(client, None)
+            if client is self._client:
+                if not self._is_closed():
+                    return
+                self._client = None
+        client.close()
+
+    def _made(self) -> httpx.Client:
+        return httpx.Client(
+            headers=self._headers,
+            transport=self._transport,
+            limits=LIMITS,
+            trust_env=False,
+            verify=trusted(self._url),
+        )
+
+    def _is_closed(self) -> bool:
+        return self._closed_in == os.getpid()
+
+    def _enter_process(self) -> None:
+        """Forget what belongs to the parent after a fork: its sockets stay open, and its threads do not exist here."""
+        if self._process == os.getpid():
+            return
+        if self._process is not None:
+            # Another thread may have held the lock at the fork.
             self._lock = threading.Lock()
         with self._lock:
-            if self._process != os.getpid() or self._client is None:
-                # After a fork the old sockets belong to the parent, so they stay open.
-                self._client = httpx.Client(
-                    headers=self._headers,
-                    transport=self._transport,
-                    limits=LIMITS,
-                    trust_env=False,
-                    verify=trusted(self._url),
-                )
-                self._background = self._background if self._process == os.getpid() else None
+            if self._process != os.getpid():
+                self._client, self._background, self._asking = None, None, {}
                 self._process = os.getpid()
-            return self._client
+
+
+@dataclass(eq=False)
+class _Running:
+    """An exchange in the background, and of how many transactions it is."""
+
+    exchange: Exchange[Any]
+    transactions: int
 
 
 class Background:
@@ -160,22 +229,24 @@ class Background:
 
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
-        self._due: list[tuple[float, int, Exchange[Any], Any]] = []
+        self._due: list[tuple[float, int, _Running, Any]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
         # `until`: when the grace is over. After that nothing more is sent.
         self._closing, self._until, self._dropping = False, math.inf, False
+        # Those that are neither due nor over: the thread works on them.
+        self._under_way: set[_Running] = set()
         # When the request that is under way is over at the latest.
         self._over_by = 0.0
         self._thread = threading.Thread(target=self._work, name="halfnote-ends", daemon=True)
         self._thread.start()
 
-    def add(self, exchange: Exchange[Any]) -> bool:
+    def add(self, exchange: Exchange[Any], transactions: int) -> bool:
         """Accept an exchange that has not begun; False if there are too many or the thread is closing."""
         with self._changed:
             if self._closing or len(self._due) >= BACKGROUND_MAX:
                 return False
-            self._put(time.monotonic(), exchange, None)
+            self._put(time.monotonic(), _Running(exchange, transactions), None)
             return True
 
     def close(self, grace_s: float) -> None:
@@ -189,22 +260,25 @@ class Background:
         self._thread.join(grace_s)
         with self._changed:
             self._dropping = True
-            left = len(self._due)
-            self._due.clear()
             self._changed.notify_all()
             over_by = self._over_by
-        if left:
-            log.warning(LEFT_AT_CLOSE, left)
         self._thread.join(max(0.0, over_by - time.monotonic()) + LATE_S)
+        with self._changed:
+            left = [*self._under_way, *(running for _, _, running, _ in self._due)]
+            self._due.clear()
+        if left:
+            log.warning(LEFT_AT_CLOSE, sum(running.transactions for running in left))
 
-    def _put(self, at: float, exchange: Exchange[Any], brought: Any) -> None:
-        heapq.heappush(self._due, (at, next(self._number), exchange, brought))
+    def _put(self, at: float, running: _Running, brought: Any) -> None:
+        """Continue an exchange at a time. Called with the lock."""
+        self._under_way.discard(running)
+        heapq.heappush(self._due, (at, next(self._number), running, brought))
         self._changed.notify_all()
 
-    def _next(self) -> list[tuple[Exchange[Any], Any]]:
+    def _next(self) -> list[tuple[_Running, Any]]:
         """Wait for exchanges that are due; return some of them, or none at the end."""
         with self._changed:
-            while True:
+            while not self._dropping:
                 if not self._due:
                     if self._closing:
                         return []
@@ -214,37 +288,41 @@ class Background:
                 if wait_s <= 0:
                     return self._taken()
                 self._changed.wait(wait_s)
+            return self._answered()
 
-    def _taken(self) -> list[tuple[Exchange[Any], Any]]:
-        found: list[tuple[Exchange[Any], Any]] = []
+    def _taken(self) -> list[tuple[_Running, Any]]:
+        found: list[tuple[_Running, Any]] = []
         now = time.monotonic()
         while self._due and self._due[0][0] <= now and len(found) < TRANSACTIONS_MOST:
-            _, _, exchange, brought = heapq.heappop(self._due)
-            found.append((exchange, brought))
+            _, _, running, brought = heapq.heappop(self._due)
+            found.append((running, brought))
+        self._under_way.update(running for running, _ in found)
+        return found
+
+    def _answered(self) -> list[tuple[_Running, Any]]:
+        """Take those that an answer may have ended; the others are left."""
+        found = [(running, brought) for _, _, running, brought in self._due if brought is not None]
+        self._due = [one for one in self._due if one[3] is None]
+        self._under_way.update(running for running, _ in found)
         return found
 
     def _work(self) -> None:
         while due := self._next():
-            left = 0
-            asking: list[tuple[Exchange[Any], Request]] = []
-            for exchange, brought in due:
-                effect = self._advanced(exchange, brought)
+            asking: list[tuple[_Running, Request]] = []
+            for running, brought in due:
+                effect = self._advanced(running.exchange, brought)
                 if isinstance(effect, Request):
-                    asking.append((exchange, effect))
-                elif isinstance(effect, Wait):
-                    with self._changed:
-                        if self._dropping:
-                            left += 1
-                        else:
-                            self._put(time.monotonic() + effect.seconds, exchange, None)
-            if asking and self._dropping:
-                left += len(asking)
-            elif asking:
+                    asking.append((running, effect))
+                    continue
+                with self._changed:
+                    if effect is None:
+                        self._under_way.discard(running)
+                    elif not self._dropping:
+                        self._put(time.monotonic() + effect.seconds, running, None)
+            if asking and not self._dropping:
                 self._ask(asking)
-            if left:
-                log.warning(LEFT_AT_CLOSE, left)
 
-    def _advanced(self, exchange: Exchange[Any], brought: Any) -> Effect | None:
+    def _advanced(self, exchange: Exchange[Any], brought: Any) -> Request | Wait | None:
         """Run an exchange up to its next request or wait; None if it is over."""
         try:
             effect = exchange.send(brought)
@@ -257,16 +335,18 @@ class Background:
             return None
         return effect
 
-    def _ask(self, asking: Sequence[tuple[Exchange[Any], Request]]) -> None:
+    def _ask(self, asking: Sequence[tuple[_Running, Request]]) -> None:
         """Send requests; their exchanges go on with the answers."""
         try:
             answers = self._driver.ask_all([request for _, request in asking], self._ask_in_time)
         except Exception as error:
             log.error("%d ends in the background failed", len(asking), exc_info=error)
+            with self._changed:
+                self._under_way.difference_update(running for running, _ in asking)
             return
         with self._changed:
-            for (exchange, _), answer in zip(asking, answers, strict=True):
-                self._put(time.monotonic(), exchange, answer)
+            for (running, _), answer in zip(asking, answers, strict=True):
+                self._put(time.monotonic(), running, answer)
 
     def _ask_in_time(self, request: Request) -> Response | NoAnswer:
         """Send a request, for which there is time until the grace of the close is over."""

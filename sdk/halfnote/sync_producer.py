@@ -1,5 +1,6 @@
 """The synchronous producer: `TransactionProducer` for threads. All threads may share one."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -91,6 +92,7 @@ class SyncTransactionProducer:
         """
         if self._listener is None:
             raise ValueError("send needs a listener; without one use transaction()")
+        self._driver.require_open()
         options = {"transaction_id": transaction_id, "context": context, "check": check}
         work = self._listener.execute_local
         return self._driver.run(self._conversation.send(messages, arg, work, **options))
@@ -145,6 +147,7 @@ class SyncTransactionProducer:
 
         With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
+        self._driver.require_open()
         block = Block(self._conversation, self._driver.later, binding)
         enters = binding is not None and self.barrier is not None
         half_posted = self._conversation.half(messages, enters=enters, **half)
@@ -162,6 +165,7 @@ class SyncTransactionProducer:
 
     def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
         """Send plain messages, without a half and an end. Raises PlainFailed, which has the id for a repetition."""
+        self._driver.require_open()
         return self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
 
     def post_halves(self, halves: Sequence[ToPost]) -> list[Transaction | HalfFailed]:
@@ -170,6 +174,7 @@ class SyncTransactionProducer:
         Do the local work of those that began, enter the barrier for each, commit, then `post_ends`. What does not come
         to that is left to check-back. Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         return self._driver.run(self._many.halves(halves))
 
     def post_ends(self, ends: Sequence[tuple[Transaction, Verdict]]) -> list[TransactionResult]:
@@ -185,6 +190,7 @@ class SyncTransactionProducer:
 
         Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         return self._driver.run(self._many.plain(sent))
 
     def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
@@ -194,6 +200,7 @@ class SyncTransactionProducer:
         what would change the group, or register it, raises Refused (`forbidden`), and an admin does it.
         Raises Refused or Unconfirmed.
         """
+        self._driver.require_open()
         return self._driver.run(self._conversation.register(check_urls, policy, secret))
 
     def answer_checks(self, listener: CheckListener | None = None) -> SyncCheckAnswering:
@@ -202,6 +209,7 @@ class SyncTransactionProducer:
         `listener`: a barrier or a listener (default: the producer's barrier). Call it once in each process. What fails
         is logged and tried again. Raises ValueError or TypeError.
         """
+        self._driver.require_open()
         answering = SyncCheckAnswering(self._claiming(listener), self._driver)
         self._answering.append(answering)
         return answering
@@ -211,6 +219,7 @@ class SyncTransactionProducer:
 
         Raises Refused or Unconfirmed.
         """
+        self._driver.require_open()
         claiming, count = self._claiming(listener), 0
         checks = self._driver.run(claiming.claimed(0, started=True))
         while checks:
@@ -219,15 +228,20 @@ class SyncTransactionProducer:
         return count
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest.
+        """Wait for ends in the background and for answers to checks, `grace_s` seconds at most for both together.
 
         A request with ends that is under way then is waited for too, until `attempt_s` after its beginning. So no
-        thread for ends is left. The log says how many ends were not sent.
+        thread for ends is left. The log says how many transactions are left to check-back. From now on all that would
+        begin raises ProducerClosed; what has begun ends, and posts its end.
         """
         answering, self._answering = self._answering, []
+        until = time.monotonic() + grace_s
         for one in answering:
-            one.stop(grace_s)
-        self._driver.close(grace_s)
+            one.stop(0)
+        self._driver.end_background(grace_s)
+        for one in answering:
+            one.stop(max(0.0, until - time.monotonic()))
+        self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:
         chosen = self.barrier if listener is None else listener

@@ -1,26 +1,61 @@
-"""After `close` a producer for threads has no thread left, and says which ends it has left to check-back."""
+"""After `close` a producer has no thread, task or connection left, and says which ends it has left to check-back."""
 
+import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
-from halfnote import Outgoing, SyncTransactionProducer
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    Outgoing,
+    ProducerClosed,
+    SyncTransactionProducer,
+    Transaction,
+    TransactionProducer,
+    Verdict,
+)
+from halfnote.ids import new_id
+
+from tests.sdk.coordinators import Scripted, answer
 
 ORDER = Outgoing("order", {"order": 1030})
 ATTEMPT_S = 1.0
+KINDS = pytest.mark.parametrize("kind", [TransactionProducer, SyncTransactionProducer])
+# For a busy machine.
+SOON_S = 50.0
+CLAIM = "/producer-groups/shop/checks/claim"
+CHECKS = {
+    "checks": [
+        {
+            "type": "halfnote.check",
+            "transaction_id": "019a9f1c-1030-7b1e-8f00-1030a1030a10",
+            "handle": "2-7",
+            "producer_group": "shop",
+            "check": 2,
+            "max_checks": 15,
+            "born_at": "2026-11-21T08:00:00Z",
+            "context": None,
+            "messages": [],
+        }
+    ]
+}
 
 
 class Service:
-    """Takes halves over real connections, and gives ends no answer, until `answers`."""
+    """Takes halves over real connections, once `takes`, and gives ends no answer, until `answers`."""
 
     def __init__(self) -> None:
         self.answers, self.ended, self.asked = threading.Event(), threading.Event(), list[str]()
+        self.takes = threading.Event()
+        self.takes.set()
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,7 +65,9 @@ class Service:
                 content = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 service.asked.append(self.path)
                 if self.path == "/half":
-                    self._answer(201, b'{"created": true}')
+                    assert service.takes.wait(SOON_S)
+                    with suppress(OSError):
+                        self._answer(201, b'{"created": true}')
                     return
                 while not (service.answers.is_set() or service.ended.wait(0.01)):
                     pass
@@ -122,3 +159,201 @@ def test_what_waits_is_sent_in_one_request_before_the_close_ends(
     assert of_producers(before) == []
     assert [path for path in service.asked if path != "/half"] == ["/end", "/ends"]
     assert "left to check-back" not in caplog.text
+
+
+def left_of(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the number of transactions in each line about what is left to check-back."""
+    texts = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert not any("\n" in text for text in texts)
+    return [int(text.split()[0]) for text in texts if "left to check-back, so Halfnote asks" in text]
+
+
+class Either:
+    """A producer of either kind for code that awaits; that of threads does its work on threads."""
+
+    def __init__(self, kind: type[Any], url: str = "http://localhost", **options: Any) -> None:
+        self.is_sync = kind is SyncTransactionProducer
+        self.producer: Any = kind(url, group="shop", attempt_s=ATTEMPT_S, **options)
+
+    async def call(self, name: str, *given: Any) -> Any:
+        """Call a method of the producer."""
+        function = getattr(self.producer, name)
+        return await (asyncio.to_thread(function, *given) if self.is_sync else function(*given))
+
+    async def block(self, inside: "Callable[[], Any]" = lambda: None) -> Any:
+        """Run a block around `inside`, which may be awaitable; return its result."""
+        if self.is_sync:
+
+            def on_a_thread() -> Any:
+                with self.producer.transaction(ORDER) as tx:
+                    inside()
+                return tx.result
+
+            return await asyncio.to_thread(on_a_thread)
+        async with self.producer.transaction(ORDER) as tx:
+            if (waits := inside()) is not None:
+                await waits
+        return tx.result
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < SOON_S
+        await asyncio.sleep(0.01)
+
+
+@KINDS
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("of_lists", [True, False])
+async def test_one_line_says_how_many_transactions_are_left(
+    kind: type[Any], batching: bool, of_lists: bool, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Either(kind, service.url, wait_for_end=False, batching=batching)
+    if of_lists:
+        # The service has no lists, so they are made up.
+        ends = [(Transaction(one, "shop", [ORDER]), COMMIT) for one in map(new_id, (1.0, 2.0, 3.0))]
+        assert [one.end for one in await made.call("post_ends", ends)] == ["posted"] * 3
+        await made.call("post_ends", ends[:1])
+    else:
+        for _ in range(4):
+            assert (await made.block()).end == "posted"
+    await until(service.ends)
+    await made.call("close", 0.2)
+    assert left_of(caplog) == [4]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@KINDS
+async def test_nothing_is_left_if_the_ends_are_answered_in_time(
+    kind: type[Any], service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Either(kind, service.url, wait_for_end=False)
+    for _ in range(4):
+        await made.block()
+    service.answers.set()
+    await made.call("close", SOON_S)
+    assert left_of(caplog) == []
+
+
+class Waits:
+    """A listener that has no answer before the test is over."""
+
+    def __init__(self) -> None:
+        self.over, self.asked = threading.Event(), threading.Event()
+
+    def check_local(self, transaction: Any) -> Verdict:
+        self.asked.set()
+        assert self.over.wait(SOON_S)
+        return ROLLBACK
+
+
+class Silent(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """A service that hands out checks and takes halves, and is not reached with ends."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == CLAIM:
+            return answer(200, CHECKS)
+        if request.url.path == "/half":
+            return answer(201, {"created": True})
+        raise httpx.ReadTimeout("no answer")
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return self.handle_request(request)
+
+
+@KINDS
+async def test_the_grace_is_one_for_ends_and_for_answers_to_checks(kind: type[Any]) -> None:
+    made, listener, grace_s = Either(kind, transport=Silent(), wait_for_end=False), Waits(), 3.0
+    await made.block()
+    for _ in range(3):
+        made.producer.answer_checks(listener)
+    await until(listener.asked.is_set)
+    began = time.monotonic()
+    await made.call("close", grace_s)
+    took_s = time.monotonic() - began
+    listener.over.set()
+    # For a busy machine: each in turn would take 12 s.
+    assert took_s < 3 * grace_s
+
+
+@KINDS
+async def test_a_closed_producer_begins_nothing(kind: type[Any]) -> None:
+    halfnote = Scripted()
+    made = Either(kind, transport=halfnote.transport())
+    await made.block()
+    await made.call("close")
+    halfnote.came.clear()
+    calls: list[tuple[Any, ...]] = [
+        ("send_plain", ORDER),
+        ("post_halves", [ORDER]),
+        ("send_plain_many", [ORDER]),
+        ("register", []),
+        ("answer_due_checks", Waits()),
+    ]
+    for name, *given in calls:
+        with pytest.raises(ProducerClosed):
+            await made.call(name, *given)
+    with pytest.raises(ProducerClosed):
+        await made.block()
+    with pytest.raises(ProducerClosed):
+        made.producer.answer_checks(Waits())
+    assert halfnote.came == []
+
+
+async def test_a_closed_producer_is_of_use_on_another_loop() -> None:
+    halfnote = Scripted()
+    producer = TransactionProducer("http://localhost", group="shop", transport=halfnote.transport())
+    await producer.close()
+
+    async def again() -> None:
+        async with producer, producer.transaction(ORDER):
+            pass
+
+    await asyncio.to_thread(asyncio.run, again())
+    assert [path for path, _ in halfnote.came] == ["/half", "/end"]
+
+
+@KINDS
+@pytest.mark.parametrize("wire", ["own", "httpx"])
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("wait_for_end", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_block_that_begins_beside_the_close_posts_its_end(
+    kind: type[Any],
+    wire: str,
+    batching: bool,
+    wait_for_end: bool,
+    answers: bool,
+    service: Service,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its half is under way during the close. An end without an answer is left to check-back, as the log says."""
+    transport = None
+    if wire == "httpx":
+        transport = httpx.HTTPTransport() if kind is SyncTransactionProducer else httpx.AsyncHTTPTransport()
+    options = {"batching": batching, "wait_for_end": wait_for_end, "transport": transport}
+    made = Either(kind, service.url, **options)
+    if answers:
+        service.answers.set()
+    service.takes.clear()
+    block = asyncio.create_task(made.block())
+    await until(lambda: service.asked)
+    await made.call("close", 0.0)
+    service.takes.set()
+    result = await block
+    assert service.asked.count("/half") == 1
+    assert service.ends() == 1
+    assert result.end == ("recorded" if answers else "left_to_check")
+    assert left_of(caplog) == ([] if answers else [1])
+
+
+@KINDS
+async def test_the_end_of_a_block_that_was_open_at_the_close_is_posted(kind: type[Any]) -> None:
+    halfnote = Scripted()
+    made = Either(kind, transport=halfnote.transport())
+    inside = made.producer.close
+    assert (await made.block(inside)).end == "recorded"
+    assert [path for path, _ in halfnote.came] == ["/half", "/end"]
+    with pytest.raises(ProducerClosed):
+        await made.block()

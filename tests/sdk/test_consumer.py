@@ -524,6 +524,103 @@ async def test_a_claim_is_tried_again_after_the_pause_that_was_asked_for(
     assert len(coordinator.asked(CLAIM)) == 1
 
 
+ODD_CLAIMS = {
+    "no JSON": httpx.Response(200, text="<html>"),
+    "a list": answer(200, [1]),
+    "no messages": answer(200, {"status": "ok"}),
+    "null": answer(200, {"messages": None}),
+    "a number": answer(200, {"messages": 3}),
+    "no message": answer(200, {"messages": [{}]}),
+    "no base64": httpx.Response(200, content=claimed(9).content.replace(b'"body":9', b'"body_base64":"9"')),
+    "no key": httpx.Response(200, content=claimed(9).content.replace(b'"key":null', b'"key":[]')),
+    "no time": httpx.Response(200, content=claimed(9).content.replace(b'"2026-11-21T08:00:00Z"', b'"today"')),
+}
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("odd", ODD_CLAIMS)
+async def test_a_claim_that_is_answered_oddly_is_tried_again(
+    kind: type[Consumer | SyncConsumer],
+    runs: bool,
+    odd: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for module in ("consumer", "sync_consumer"):
+        monkeypatch.setattr(f"halfnote.{module}.paused_s", lambda failed, error: 0.01)
+    coordinator = scripted(ODD_CLAIMS[odd], ODD_CLAIMS[odd], claimed(1), claimed())
+    found: list[Any] = []
+
+    def take(message: Message) -> None:
+        found.append(message.json())
+        consumer.stop()
+
+    async def take_async(message: Message) -> None:
+        take(message)
+
+    def on_a_thread() -> None:
+        with consumer:
+            if runs:
+                consumer.run(take)
+                return
+            for message in consumer.messages():
+                take(message)
+
+    consumer: Any = kind(URL, "worker", transport=coordinator.transport())
+    if kind is SyncConsumer:
+        await asyncio.to_thread(on_a_thread)
+    else:
+        async with consumer:
+            if runs:
+                await consumer.run(take_async)
+            else:
+                async for message in consumer.messages():
+                    take(message)
+    assert found == [1]
+    assert caplog.text.count("messages of worker could not be claimed, which is tried again") == 2
+    assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"]]
+
+
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("how", ["anext is canceled", "run is canceled", "stopped"])
+async def test_what_was_claimed_as_a_claim_is_given_up_is_given_back(turns: int, how: str) -> None:
+    """In each turn of the loop after the answer was read."""
+    coordinator = scripted(claimed(1, 2), claimed())
+    consumer = Consumer(URL, "worker", transport=coordinator.transport())
+    answered, asked = asyncio.Event(), consumer._driver.run
+    found: list[Any] = []
+
+    async def run(exchange: Any) -> Any:
+        came = await asked(exchange)
+        answered.set()
+        return came
+
+    consumer._driver.run = run  # type: ignore[method-assign]
+
+    async def handler(message: Message) -> None:
+        found.append(message.json())
+
+    async def loops() -> None:
+        if how == "run is canceled":
+            await consumer.run(handler)
+        else:
+            async for message in consumer.messages():
+                found.append(message.json())
+
+    work = asyncio.create_task(loops())
+    await answered.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    consumer.stop() if how == "stopped" else work.cancel()
+    await asyncio.wait([work])
+    await consumer.close()
+    settled = [handle for path in (ACK, NACK) for one in coordinator.asked(path) for handle in one["handles"]]
+    assert {"h1", "h2"} <= {*settled}
+    back = [handle for one in coordinator.asked(NACK) if "begun" not in one for handle in one["handles"]]
+    assert len(found) >= len(back)
+
+
 async def test_what_the_caller_does_not_say_is_lowered_to_what_the_service_allows(
     dsn: str, db: Connection, group: str
 ) -> None:
