@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from time import monotonic
 
 import structlog
 
@@ -43,6 +44,9 @@ BURST = 3
 # How often assignments are refreshed, and how often due retries are claimed.
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
+# After a claim that found nothing, as many times its duration pass before the next regular one, within a limit: a claim
+# passes all rows that wait behind a failed message of their key, thousands for hours.
+CLAIM_REST_TIMES, CLAIM_REST_MOST = 20, timedelta(seconds=5)
 # A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
 # claim. A new holder of the shard frees it at once.
 RETRY_LEASE = timedelta(minutes=15)
@@ -75,6 +79,7 @@ class Relay:
         self._retries_wait = True
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
+        self._claims_every = RETRIES_EVERY
         # A settle in a database transaction whose commit got no answer.
         self._unknown: UnknownSettle | None = None
 
@@ -184,7 +189,7 @@ class Relay:
             at_head = not self._direct
         reads_head = at_head or due(self._head_at, timedelta(seconds=runtime.settings.lag_refresh_s), now)
         reclaiming = any(stream.outcomes.reclaim for stream in streams)
-        claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
+        claims = reclaiming or due(self._retries_at, self._claims_every, now)
         if not (reads_head or claims):
             return groups
         async with runtime.database.keyed() as connection:
@@ -207,7 +212,7 @@ class Relay:
     ) -> None:
         for stream in self.streams.values():
             stream.outcomes.reclaim = False
-        self._retries_at = now
+        self._retries_at, self._claims_every = now, RETRIES_EVERY
         if not any_wait:
             for stream in self.streams.values():
                 stream.sender.no_retry_due()
@@ -215,8 +220,11 @@ class Relay:
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
-            until = now + RETRY_LEASE
+            until, began = now + RETRY_LEASE, monotonic()
             claimed = await claim_retries(connection, runtime.owner, claimants, until, now) if claimants else []
+        if not any(claimed):
+            rest = timedelta(seconds=CLAIM_REST_TIMES * (monotonic() - began))
+            self._claims_every = min(max(RETRIES_EVERY, rest), CLAIM_REST_MOST)
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:
                 stream.retry(messages, until, now)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -287,4 +287,37 @@ async def test_a_relay_at_rest_takes_new_streams_and_retries(
         await turn_until(relay, runtime, lambda: len(relay.streams) == 2)
         await publish(client, {"topic": "bill", "body": 1})
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from receipt"))
+        await relay.drain(runtime)
+
+
+async def test_claims_that_pass_many_rows_in_vain_are_made_less_often(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    """A message that waits for its retry keeps those of its key back, which each claim passes."""
+    now, spent_s = runtime.clock.now(), [0.0]
+
+    def after_each_claim() -> float:
+        # The time of the next reading, as if the claim between two of them took 0.1 s.
+        spent_s[0] += 0.1
+        return spent_s[0]
+
+    async with Responder() as receiver:
+        receiver.status = 500
+        relay, stream = await opened(client, runtime, receiver, now)
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: receiver.calls and not stream.window.unsettled)
+        later = runtime.clock.now() + timedelta(seconds=1)
+        await relay.step(runtime, later)
+        monkeypatch.setattr(loop, "monotonic", after_each_claim)
+        claimed = []
+        for seconds in (2, 2.6, 3.2, 4.1, 4.7):
+            asked.clear()
+            await relay.step(runtime, later + timedelta(seconds=seconds))
+            claimed.append("claim_retries" in asked)
+        assert claimed == [True, False, False, True, False]
+        # What is due soon after an outcome does not wait.
+        stream.outcomes.reclaim = True
+        asked.clear()
+        await relay.step(runtime, later + timedelta(seconds=5))
+        assert "claim_retries" in asked
         await relay.drain(runtime)
