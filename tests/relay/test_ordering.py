@@ -475,7 +475,7 @@ async def test_with_on_dead_hold_the_stored_messages_of_a_key_are_claimed_togeth
 
     async def answer(call: Call) -> web.Response:
         offset = int(call.headers["halfnote-offset"])
-        if offset == sent[0] and not fails[0] == 1:
+        if offset == sent[0] and fails[0] != 1:
             await may_answer.wait()
         if fails and offset == sent[fails[0] - 1]:
             del fails[0]
