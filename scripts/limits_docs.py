@@ -213,7 +213,7 @@ PROCESSES = (
     Limit("app.runtime.loop_lateness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
     Limit("app.clock.SKEW_SAID_S", "seconds of difference between the clocks above which a process logs it"),
-    Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept"),
+    Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept at least"),
     Limit("app.store.subscriptions.dead_letters.COUNTED_MOST", "dead letters that a dry run counts"),
     Limit("app.operations.dead_letters.LOOK_S", "seconds for which a dry run of dead letters searches, and counts"),
     Limit("app.operations.dead_letters.ACT_S", "seconds after which an act on dead letters by a filter ends"),

@@ -123,3 +123,16 @@ def days_to_run(
     }
     later = [day for day, why in found.items() if why == "touched"][MOST_TOUCHED:]
     return {day: why for day, why in found.items() if why is not None and day not in later}
+
+
+def telling_day(stored: Collection[date], chosen: Collection[date], now: datetime) -> date:
+    """Return the day whose proof tells what is of no day: yesterday, which each nightly run reads.
+
+    If it is removed already, by a short retention: the newest day that has ended and that the run reads (`chosen`), or
+    else today. `stored`: the days whose tables are in the database.
+    """
+    today = now.astimezone(UTC).date()
+    yesterday = today - timedelta(days=1)
+    if yesterday in stored:
+        return yesterday
+    return max((day for day in chosen if day < today), default=today)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -280,7 +280,8 @@ class Snapshot:
 
     `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
     `audit_keep_s`: how many seconds rows of the audit are kept. `readers`: connections that read it. `ended`: set when
-    it is not needed any more, so that every reader stops.
+    it is not needed any more, so that every reader stops. `telling_day`: the day that tells what is of no day, such as
+    a broken audit; yesterday, unless the run sets another.
     """
 
     def __init__(
@@ -299,6 +300,7 @@ class Snapshot:
         self.audit_keep_s = audit_keep_s
         self.readers = Readers(connection, name)
         self.ended = threading.Event()
+        self.telling_day = seen_at.astimezone(UTC).date() - timedelta(days=1)
 
     def days(self) -> list[Day]:
         """Return the days that are not gone, oldest first."""

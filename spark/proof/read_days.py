@@ -13,7 +13,7 @@ from spark import manifest, schemas
 from spark.archive import layout
 from spark.archive.verification import beside
 from spark.audit_retention import AUDIT_KEEP_S
-from spark.day_selection import Candidate, Seen, days_to_run
+from spark.day_selection import Candidate, Seen, days_to_run, telling_day
 from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.kept_files import LIST
 from spark.engine.progress import Progress
@@ -31,6 +31,13 @@ from spark.sources.same_offsets import others_with_same
 
 T = TypeVar("T")
 
+# Days that were removed lately without a proof that made them final. The table `day` is small.
+REMOVED_EARLY = """
+select d.day from day d
+where d.state = 'gone' and d.changed_at > %(seen)s::timestamptz - interval '7 days'
+  and not exists (select from reconciliation_day r where r.day = d.day and r.state = 'final')
+order by 1
+"""
 # A standby that cancels this many reads cancels the next one as well.
 MOST_SNAPSHOTS = 6
 
@@ -110,10 +117,16 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
     if warning is not None:
         progress.say("standby", warning)
     days = {day.day: day for day in snapshot.days()}
-    read = [
-        _read_day(spark, snapshot, days[day], wish, f"{staging_dir}/{day}", progress)
-        for day in _chosen(snapshot, days, wish, progress)
-    ]
+    if not wish.asked and (removed := [row["day"] for row in snapshot.rows(REMOVED_EARLY, {"seen": snapshot.seen_at})]):
+        progress.say(
+            "removed_early",
+            f"Removed lately before a run made them final: {', '.join(map(str, removed))}. Run the proof each "
+            "night, and keep days long enough: HALFNOTE_RETENTION_S of 432000 (5 days) or more.",
+            days=removed,
+        )
+    chosen = _chosen(snapshot, days, wish, progress)
+    snapshot.telling_day = telling_day(days, chosen, snapshot.seen_at)
+    read = [_read_day(spark, snapshot, days[day], wish, f"{staging_dir}/{day}", progress) for day in chosen]
     return Read(snapshot.seen_at, snapshot.standby, read)
 
 

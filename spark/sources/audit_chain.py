@@ -2,7 +2,7 @@
 
 Each row has its place in the chain, and the digest of its content and of the digest before it. The table audit_chain
 has the last place, and the last one that was removed because of its age. The audit is small and of no day, so the whole
-chain is compared in Postgres for the day before the run.
+chain is compared in Postgres for the day before the run, or for another if that one is removed.
 
 Upkeep removes rows that are past their age, and says how far in audit_chain and evidence_since. Certificates show what
 it must not have removed yet: they are signed, and their times are known.

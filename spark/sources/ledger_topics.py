@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -32,13 +32,16 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 ID_HEADER = "ce_id"
 ROWS_AT_ONCE = 50_000
 POLL_MS = 500
+# The read begins so long before the first day: an id, which says the day of a message, may be ahead of the commit by
+# HALFNOTE_ID_SKEW_S (5 minutes by default), and processes have clocks of their own.
+EARLIER = timedelta(hours=1)
 # A broker that answers nothing for this time ends the read.
 STALLED_S = 60.0
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A parsed SPEC. `subscription`: whose deliveries its records are; `since`: the first day of the records."""
+    """A parsed SPEC. `subscription`: whose deliveries its records are; `since`: the first day of the messages."""
 
     bootstrap: str
     name: str
@@ -166,7 +169,7 @@ async def _records(topic: Topic, consumer: Any, numbers: Sequence[int]) -> Async
     ends = await consumer.end_offsets(partitions)
     firsts = await consumer.beginning_offsets(partitions)
     if topic.since is not None:
-        since = datetime(topic.since.year, topic.since.month, topic.since.day, tzinfo=UTC)
+        since = datetime(topic.since.year, topic.since.month, topic.since.day, tzinfo=UTC) - EARLIER
         found = await consumer.offsets_for_times(dict.fromkeys(partitions, int(since.timestamp() * 1000)))
         firsts = {one: ends[one] if found[one] is None else found[one].offset for one in partitions}
     left = {one for one in partitions if firsts[one] < ends[one]}

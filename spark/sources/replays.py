@@ -29,18 +29,20 @@ def _headers(filters: str) -> str:
     return f"(coalesce({wanted}, 'null') in ('null', '{{{{}}}}') or coalesce(h.headers @> ({wanted}), false))"
 
 
-def _no_row(table: str) -> str:
+def _no_row(table: str, condition: str = "true") -> str:
     return f"""not exists (
     select from {table} x where x.transaction_id = o.transaction_id and x.position = o.position
-      and x.subscription_id = r.subscription_id and x.replay = r.replay_id
+      and x.subscription_id = r.subscription_id and x.replay = r.replay_id and {condition}
   )"""
 
 
-# A replay is over when each of its messages has a receipt or is dead; a person may redeliver or drop a dead letter. A
-# replay takes what the subscription takes, and of that what its own filters do. It is not judged if the subscription
-# took something else at any time of it, or if the day was closed then; nor if a person canceled it, which cleared
-# retries of it: such a replay is `done` after a redelivery of one of its dead letters. A redelivery may lower its end.
-# Outbox is read by outbox_by_offset, the others by their primary keys.
+# A replay is over when each of its messages has a receipt or is dead. A person may drop a dead letter, or redeliver it:
+# then the replay runs again until there is a receipt, so only a drop is a trace. A redelivery while the day was closed,
+# which leaves no receipt, is of an older replay, and those are not judged. A replay takes what the subscription takes,
+# and of that what its own filters do. It is not judged if the subscription took something else at any time of it, or if
+# the day was closed then; nor if a person canceled it, which cleared retries of it: such a replay is `done` after a
+# redelivery of one of its dead letters. A redelivery may lower its end. Outbox is read by outbox_by_offset, redelivery
+# by redelivery_transaction, the others by their primary keys.
 INCOMPLETE = f"""
 with version as (
   select *, coalesce(lead(at) over (partition by subscription_id order by at, version_id), 'infinity') as until
@@ -68,7 +70,7 @@ where {TAKES.format(patterns="r.topics", topic="o.topic")}
   and {any_of("r.filters", "topics", "o.topic")} and {any_of("r.filters", "keys", "o.key")}
   and {any_of("r.filters", "tags", "o.tag")} and {_headers("r.filters")}
   and {_no_row("{receipt}")} and {_no_row("delivery_retry")}
-  and {_no_row("dead_letter")} and {_no_row("redelivery")}
+  and {_no_row("dead_letter")} and {_no_row("redelivery", "x.what = 'dropped'")}
 group by r.subscription_id, r.replay_id, r.name
 """  # noqa: S608 -- constants
 

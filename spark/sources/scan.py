@@ -44,7 +44,8 @@ def receipts_since(day: Day) -> datetime | None:
 
 
 def reported_once(kind: str, subject: str, at: str | None = None, detail: str = "true") -> str:
-    """Return an SQL condition for what is of no day and stays: the day before the run has it.
+    """Return an SQL condition for what is of no day and stays: the day before the run has it, or another if that one
+    is removed (`telling_day` of spark/day_selection.py).
 
     What an earlier run found for another day is not repeated each night. A day whose findings are open keeps those that
     are still there. `subject`: the SQL of the finding's subject. `at`: the SQL of the time of what is found, if several
@@ -61,7 +62,7 @@ def reported_once(kind: str, subject: str, at: str | None = None, detail: str = 
     order by f.first_seen_at, f.day limit 1"""  # noqa: S608
     return f"""(
   exists (select from ({found}) f where f.day = '{{day}}'::date)
-  or '{{day}}'::date = ('{{seen}}'::timestamptz at time zone 'UTC')::date - 1 and not exists (
+  or '{{day}}'::date = '{{tells}}'::date and not exists (
     select from ({found}) f where f.day <> '{{day}}'::date
   )
 )"""  # noqa: S608 -- texts of ours
@@ -81,11 +82,12 @@ def write_found(
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
-    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and times: `{seen}`, of the snapshot; `{closes}`,
-    before which the day was surely open; `{since}`, from which on it is; and what `receipts_since` returns.
-    `{id_time}` is the time of the id of a half `h`, `{audit_keep_s}` how long audit rows are kept. `whole`: it runs
-    once, over the whole day. `among`: the ids, sorted, to which `{among}`, a condition that follows a column of ids,
-    restricts it; None: any. Without findings, there is no directory. Raises copy.FAILURES.
+    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, the day that tells what is of no day, `{tells}`, and
+    times: `{seen}`, of the snapshot; `{closes}`, before which the day was surely open; `{since}`, from which on it is;
+    and what `receipts_since` returns. `{id_time}` is the time of the id of a half `h`, `{audit_keep_s}` how long audit
+    rows are kept. `whole`: it runs once, over the whole day. `among`: the ids, sorted, to which `{among}`, a condition
+    that follows a column of ids, restricts it; None: any. Without findings, there is no directory. Raises
+    copy.FAILURES.
     """
     files, number_of = files_for(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
@@ -93,6 +95,7 @@ def write_found(
     closes = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC) + timedelta(hours=25)
     since = "infinity" if day.open_since is None else day.open_since.isoformat()
     given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day), "closes": closes.isoformat(), "since": since}
+    given["tells"] = str(snapshot.telling_day)
     given |= {"receipts_since": str(receipts_since(day)), "audit_keep_s": str(snapshot.audit_keep_s)}
     given["id_time"] = _ID_TIME_18 if snapshot.connection.info.server_version >= 180_000 else _ID_TIME
     with snapshot.readers.cursor() as cursor:

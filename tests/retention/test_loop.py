@@ -26,6 +26,7 @@ from app.store.retention import day_blockers, days, orphans, partitions
 from app.store.retention.day_blockers import SubscriptionRoute
 from app.store.retention.day_changes import DayLook
 from app.store.retention.days import partition_name
+from app.store.subscriptions import redeliveries
 from app.store.subscriptions.subscriptions import page
 from tests.conftest import DAYS_AHEAD, assembled
 from tests.support.days import (
@@ -818,6 +819,39 @@ async def test_records_of_redeliveries_are_kept_for_45_days(runtime: Runtime, db
         )
     await retention_loop.step(runtime, now)
     assert [row["actor"] for row in await db.fetch("select actor from redelivery")] == ["44"]
+
+
+async def test_records_of_redeliveries_are_kept_as_long_as_their_day(runtime: Runtime, db: Connection) -> None:
+    now = long_ago(0)
+    await db.execute("delete from day where day < $1", now.date())
+    for days_ago in (61, 59, 44):
+        await db.execute(
+            'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, actor, at, '
+            "died_at, died_because, attempts) "
+            "values (1, 0, gen_random_uuid(), 0, 1, 'redelivered', $1, $2, $2, 'x', 1)",
+            str(days_ago),
+            now - timedelta(days=days_ago),
+        )
+
+    async def kept() -> list[str]:
+        while await redeliveries.forget(db, now):
+            pass
+        return [row["actor"] for row in await db.fetch("select actor from redelivery order by at")]
+
+    # Held for its archive, for example. An id may be ahead of its message by the skew, so by two days here.
+    await db.execute(
+        "insert into day (day, low, high, state, changed_at) values ($1, $2, $3, 'archiving', $4)",
+        now.date() - timedelta(days=60),
+        uuid7(now - timedelta(days=60)),
+        uuid7(now - timedelta(days=59)),
+        now,
+    )
+    await db.execute("update shared_rule set value = 2 * 86400 where name = $1", LONGEST_ID_SKEW)
+    assert await kept() == ["61", "59", "44"]
+    await db.execute("update shared_rule set value = 300 where name = $1", LONGEST_ID_SKEW)
+    assert await kept() == ["59", "44"]
+    await db.execute("update day set state = 'gone' where state = 'archiving'")
+    assert await kept() == ["44"]
 
 
 async def test_retries_of_a_cancelled_replay_are_removed_and_a_replay_that_ended_too_early_continues(

@@ -234,4 +234,5 @@ async def test_one_its_records_and_the_gauge(dead: Connection, generic: bool) ->
     found = await scans(dead, PER_SUBSCRIPTION + " and $1::int = 1", ["int"], (1,), generic=generic)
     assert {scan.node for scan in of(found, "dead_letter")} <= {"Index Only Scan", "Bitmap Heap Scan", "Index Scan"}
     found = await scans(dead, FORGET, ["timestamptz"], (AT + timedelta(days=45, seconds=9),), generic=generic)
-    assert not [scan for scan in found if scan.node == "Seq Scan"]
+    # The small tables have a row for each day and each setting.
+    assert not [scan for scan in found if scan.node == "Seq Scan" and scan.table not in ("day", "shared_rule")]

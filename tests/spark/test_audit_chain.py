@@ -328,6 +328,23 @@ def test_a_break_is_told_once(spark: SparkSession, chained: str, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
+def test_a_break_is_told_though_yesterday_is_removed(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 1):
+        add_day(dsn, days_ago(number))
+    rows(dsn, "update day set state = 'gone', changed_at = now() where day < %s returning 1", days_ago(0))
+    with psycopg.connect(dsn) as db:
+        for _ in range(3):
+            db.execute(ACT, [datetime.now(UTC)])
+    rows(dsn, "update audit set actor = 'bob' where place = 2 returning 1")
+    assert prove(dsn) == 3
+    [note] = [line for line in capsys.readouterr().err.splitlines() if "removed_early" in line]
+    assert str(days_ago(1)) in note
+    found = rows(dsn, "select day, kind from finding where resolved_at is null")
+    assert found == [{"day": days_ago(0), "kind": "audit_broken"}]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
 def test_a_change_is_found_on_a_day_without_any_row(dsn: str) -> None:
     yesterday = days_ago(1)
     add_day(dsn, yesterday)

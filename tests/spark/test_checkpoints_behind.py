@@ -27,7 +27,7 @@ def day(dsn: str) -> str:
 
 def behind(dsn: str) -> list[str]:
     """The names of the subscriptions whose checkpoints are impossible."""
-    statement: Any = DIFFERING.format(day=days_ago(1), seen=datetime.now(UTC).isoformat())
+    statement: Any = DIFFERING.format(day=days_ago(1), tells=days_ago(1), seen=datetime.now(UTC).isoformat())
     return sorted(row["name"] for row in rows(dsn, statement) if row["checkpoint"])
 
 

@@ -148,7 +148,9 @@ def test_since_leaves_out_earlier_records(spark: SparkSession, server: Server, t
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
     async def write(producer: AIOKafkaProducer) -> None:
-        for number, at in enumerate((today - timedelta(seconds=1), today, today + timedelta(seconds=1))):
+        # The id of a message may be of the day after its commit, by an hour at most.
+        earliest = today - timedelta(hours=1)
+        for number, at in enumerate((earliest - timedelta(seconds=1), earliest, today)):
             value = json.dumps({"message_id": f"{ID.format(number)}-0"}).encode()
             await producer.send_and_wait(topic, value, partition=0, timestamp_ms=int(at.timestamp() * 1000))
 

@@ -29,16 +29,18 @@ select transaction_id, position, 1, "offset", 'delivered', 1, now(), 5, now(), %
 where "offset" = any(%s)
 """
 # What is known of the message 20 instead of a receipt.
-TRACES: dict[str, LiteralString] = {
+TRACES: dict[str, Any] = {
     "dead": 'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
     "died_at, replay) select 1, transaction_id, position, \"offset\", topic, 1, 'refused', now(), %s from outbox "
     'where "offset" = 20',
     "in_retry": 'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, '
     'first_at, due_at, replay) select 1, transaction_id, position, "offset", topic, 1, now(), now(), %s from outbox '
     'where "offset" = 20',
-    "redelivered": 'insert into redelivery (subscription_id, transaction_id, position, "offset", what, at, died_at, '
-    "died_because, attempts, replay) select 1, transaction_id, position, \"offset\", 'redelivered', now(), now(), "
-    "'refused', 1, %s from outbox where \"offset\" = 20",
+} | {
+    what: 'insert into redelivery (subscription_id, transaction_id, position, "offset", what, at, died_at, '
+    f"died_because, attempts, replay) select 1, transaction_id, position, \"offset\", '{what}', now(), now(), "
+    "'refused', 1, %s from outbox where \"offset\" = 20"
+    for what in ("redelivered", "dropped")
 }
 ALL = range(11, 21)
 # The replay's filters, the offsets that were received, what else there is; and how many are missing, and the first.
@@ -51,7 +53,9 @@ CASES: list[Case] = [
     (None, [], "cancelled", None),
     (None, range(11, 20), "dead", None),
     (None, range(11, 20), "in_retry", None),
-    (None, range(11, 20), "redelivered", None),
+    (None, range(11, 20), "dropped", None),
+    # It is sent again by the replay, and must leave a receipt.
+    (None, range(11, 20), "redelivered", (1, 20)),
     (None, range(12, 20), "dead", (1, 11)),
     ({"keys": ["order-15", "order-16"]}, [15, 16], "done", None),
     ({"keys": ["order-15", "order-16"]}, [15], "done", (1, 16)),

@@ -85,7 +85,7 @@ def differing(dsn: str, days: int = 1) -> list[tuple[Any, ...]]:
 
 def differing_in(db: Connection, days: int = 1) -> list[tuple[Any, ...]]:
     """The same, in a database transaction."""
-    statement: Any = DIFFERING.format(day=days_ago(days), seen=datetime.now(UTC).isoformat())
+    statement: Any = DIFFERING.format(day=days_ago(days), tells=days_ago(1), seen=datetime.now(UTC).isoformat())
     return sorted((row[1], row[2]) for row in db.execute(statement).fetchall())
 
 

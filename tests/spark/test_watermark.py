@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.day_selection import MOST_TOUCHED, Candidate, Seen, aged, days_to_run, reason, state_after
+from spark.day_selection import MOST_TOUCHED, Candidate, Seen, aged, days_to_run, reason, state_after, telling_day
 
 DAY = date(2026, 10, 25)
 END = datetime(2026, 10, 26, tzinfo=UTC)
@@ -135,3 +135,15 @@ def test_who_asks_for_days_gets_these_and_no_others() -> None:
     assert days_to_run(final, END, MARGIN_S, unread, [final[-1].day]) == {final[-1].day: "asked"}
     with pytest.raises(KeyError):
         days_to_run(here, END, MARGIN_S, unread, [DAY - timedelta(days=4)])
+
+
+def test_yesterday_tells_what_is_of_no_day_or_another_if_it_is_removed() -> None:
+    before, yesterday, today = (date(2026, 10, number) for number in (20, 25, 26))
+    now = END + timedelta(hours=3)
+    assert telling_day([before, yesterday, today], [before, yesterday, today], now) == yesterday
+    # A run of named days leaves it to the nightly one.
+    assert telling_day([before, yesterday, today], [before], now) == yesterday
+    assert telling_day([before, today], [before, today], now) == before
+    # One that is final is not read.
+    assert telling_day([before, today], [today], now) == today
+    assert telling_day([today], [], now) == today

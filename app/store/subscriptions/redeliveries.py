@@ -23,7 +23,7 @@ from app.verdicts import DeadLetterAction, SubscriptionState
 
 # The most dead letters of one database transaction.
 AT_ONCE = 1000
-# How long the records of people's actions are kept.
+# How long the records of people's actions are kept at least.
 KEPT_DAYS = 45
 FORGOTTEN_AT_ONCE = 10_000
 
@@ -127,10 +127,16 @@ where transaction_id = $1 and position = $2 and subscription_id = $3 and replay 
 order by redelivery_id desc limit $5
 """
 
-# Served by redelivery_at.
+# The proof compares the deliveries of a stored day with them. A person acts after the birth of a message, and an id may
+# be ahead of that by the skew: so a record from before the oldest stored day is of no stored day. Served by
+# redelivery_at; `day` and `shared_rule` are small.
 FORGET = f"""
 delete from redelivery where ctid = any(array(
-  select ctid from redelivery where at < $1::timestamptz - interval '{KEPT_DAYS} days' limit {FORGOTTEN_AT_ONCE}
+  select ctid from redelivery where at < least(
+    $1::timestamptz - interval '{KEPT_DAYS} days',
+    (select min(d.day)::timestamp at time zone 'UTC' from day d where d.state <> 'gone')
+      - make_interval(secs => coalesce((select max(value) from shared_rule where name = 'longest_id_skew_s'), 0))
+  ) limit {FORGOTTEN_AT_ONCE}
 ))
 """  # noqa: S608 -- a number of ours
 
@@ -206,5 +212,5 @@ async def earlier_redeliveries(
 
 
 async def forget(connection: Connection, now: datetime) -> int:
-    """Delete up to FORGOTTEN_AT_ONCE records that are older than KEPT_DAYS; return how many."""
+    """Delete up to FORGOTTEN_AT_ONCE records older than KEPT_DAYS and than every stored day; return how many."""
     return int((await connection.execute(FORGET, now)).rpartition(" ")[2])
