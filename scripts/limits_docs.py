@@ -141,6 +141,9 @@ DELIVERY = (
         "app.store.checkback.claims.CLAIMERS_FIRST_S",
         "seconds for which a check is left to producers that claim, before a URL is called",
     ),
+    Limit(
+        "app.runtime.state.REPEAT_LOOKS", "refused halves that are looked up at once, because a stored one is answered"
+    ),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
     Limit("app.relay.key_order.DEFERRED_MOST", "messages that wait for their keys in a shard without their bodies"),
     Limit("app.relay.stream.AHEAD_MOST", "log entries that a shard reads on beyond a message that waits for its key"),

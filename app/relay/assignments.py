@@ -362,7 +362,7 @@ class Assignments:
         """Let full streams forget the rows that upkeep removed with their day: else they would read nothing more."""
         for shard, stream in self.streams.items():
             keys = stream.queue.keys
-            if keys is None or not keys.full:
+            if keys is None or not keys.held_full:
                 continue
             # What is to be stored has no row before its settle, and no settle runs during a refresh. A claimed message
             # has its row until its settle; if upkeep removed it, its key stays busy all the same.

@@ -142,6 +142,11 @@ class Expiry:
         self._announced = True
 
     @property
+    def has_surplus(self) -> bool:
+        """Whether messages in memory are too many."""
+        return not self.more and self._surplus > 0
+
+    @property
     def _surplus(self) -> int:
         return min(self._excess, self.limits.excess(self.backlog))
 

@@ -53,7 +53,12 @@ class KeyOrder:
     @property
     def full(self) -> bool:
         """Whether the number of held or deferred messages is at its limit, so that the window must stop."""
-        return self._held >= HELD_MOST or self.deferred >= DEFERRED_MOST
+        return self.held_full or self.deferred >= DEFERRED_MOST
+
+    @property
+    def held_full(self) -> bool:
+        """Whether the number of held messages is at the limit."""
+        return self._held >= HELD_MOST
 
     @property
     def deferred(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 
 from app.store.relay.results import RETRY, Settlement
 
@@ -48,13 +49,17 @@ class SettleBuffer:
         """The offsets of the messages whose outcomes are not recorded."""
         return {one.message.offset for part in (self.finished, self.settling, self.repeated) for one in part}
 
-    def first_retries(self) -> dict[str, int]:
-        """Return the lowest offset of each key that has retries which are not recorded."""
+    def first_retries(self, now: datetime) -> dict[str, int]:
+        """Return the lowest offset of each key that has retries which are not recorded.
+
+        A delayed message that is not due keeps no other back.
+        """
         lowest: dict[str, int] = {}
         for part in (self.finished, self.settling, self.repeated):
             for settlement in part:
                 key, offset = settlement.message.key, settlement.message.offset
-                if settlement.result is RETRY and key is not None:
+                delayed = settlement.first_at is None and settlement.due_at is not None and settlement.due_at > now
+                if settlement.result is RETRY and key is not None and not delayed:
                     lowest[key] = min(offset, lowest.get(key, offset))
         return lowest
 

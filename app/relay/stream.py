@@ -243,16 +243,16 @@ class Stream:
         self.outcomes.unsettled_retries += len(messages)
         self.outcomes.unsettled_retry_bytes += sum(len(message.body) for message in messages)
         if self.queue.ordered and len(self.outcomes.buffer):
-            messages = self._behind_no_retry(messages)
+            messages = self._behind_no_retry(messages, now)
         self.queue.admit_retries(messages)
         self.sender.fill()
 
-    def _behind_no_retry(self, claimed: Sequence[Outgoing]) -> list[Outgoing]:
+    def _behind_no_retry(self, claimed: Sequence[Outgoing], now: datetime) -> list[Outgoing]:
         """Give back claimed messages whose key has a retry before them that is not recorded; return the others.
 
         The claim did not see that retry: a delayed message can be due in this moment.
         """
-        lowest = self.outcomes.buffer.first_retries()
+        lowest = self.outcomes.buffer.first_retries(now)
         early = [m for m in claimed if m.key is not None and lowest.get(m.key, m.offset) < m.offset]
         for message in early:
             self.queue.returned(message)
@@ -351,7 +351,8 @@ class Stream:
         A message behind another of its key is left out during a settle, and before one that is repeated: its dead
         letter would be recorded later than the outcome of that message, and the next one of the key could pass it.
         """
-        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.records_earlier and self._may_look_through(now))
+        through = expiry.has_surplus or self._may_look_through(now)
+        unsent = self.queue.unsent(waiting=through and not self.outcomes.buffer.records_earlier)
         reasons = expiry.expired(unsent, now)
         if not reasons:
             return

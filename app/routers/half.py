@@ -102,7 +102,8 @@ def begin_half(runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what
             "This service drains: it accepts ends, but no new halves. Repeat the request later.",
             retry_after_s=5,
         )
-        if not chosen:
+        # A few reads at once: most refused halves are new, and others need the connections.
+        if not chosen or runtime.stopping or runtime.repeat_looks.locked():
             raise fault
     elif chosen:
         fault = id_skew(half.transaction_id, runtime.settings, runtime.clock)
@@ -125,7 +126,7 @@ async def _begin_after_reads(
 
 
 async def _is_stored(runtime: Runtime, half: Half) -> bool:
-    async with runtime.request_pool.connection() as connection:
+    async with runtime.repeat_looks, runtime.request_pool.connection() as connection:
         stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
     return stored[half.transaction_id].digest is not None
 

@@ -1,5 +1,6 @@
 """The parts of one running process of the service."""
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -34,6 +35,9 @@ from app.store.retention.day_changes import DayLook
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
     from app.runtime.health_checks import DatabaseFound
+
+# How many requests for halves look at once whether their half is stored, if a new one would be refused.
+REPEAT_LOOKS = 2
 
 
 @dataclass(slots=True)
@@ -80,6 +84,8 @@ class Runtime:
     # True while new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process stops.
     refusing_halves: bool = False
     stopping: bool = False
+    # For the looks whether a half that would be refused is stored already.
+    repeat_looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(REPEAT_LOOKS))
     # Whether the API keys, and the declared topics, were read from this server; the declared topics, None if any topic
     # is accepted; the version of that list.
     keys_read: bool = False

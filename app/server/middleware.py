@@ -89,7 +89,8 @@ class ProblemMiddleware:
         if len(parts) != 4 or not is_subscription_name(parts[2]):
             return None
         direct = self._direct.get((parts[1], parts[3]))
-        if direct is None:
+        # The framework refuses a query.
+        if direct is None or scope["query_string"]:
             return None
         framework = FrameworkCall(self._app, scope, receive, send)
 

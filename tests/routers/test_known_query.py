@@ -51,3 +51,24 @@ async def test_a_filter_of_a_list_is_given_once(client: httpx.AsyncClient, group
 
 async def test_a_request_that_only_reads_takes_what_a_proxy_adds(client: httpx.AsyncClient) -> None:
     assert (await client.get("/stats?_=1764460800")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/half", "/end", "/messages", "/halves", "/ends"])
+async def test_the_fast_path_has_no_query_parameters(client: httpx.AsyncClient, group: str, path: str) -> None:
+    body = {"producer_group": group, "messages": [{"topic": "order", "body": 1}]}
+    for query in ("dry_run=true", "dryrun", "a=1&a=2"):
+        answer = await client.post(f"{path}?{query}", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, query.partition("=")[0]), answer.text
+    assert (await client.get("/transactions")).json()["items"] == []
+
+
+@pytest.mark.parametrize("act", ["claim", "ack"])
+async def test_claims_and_acknowledgements_have_no_query_parameters(
+    client: httpx.AsyncClient, group: str, act: str
+) -> None:
+    assert (
+        await client.put("/subscriptions/queue", json={"topics": ["order"], "destination": {"type": "pull"}})
+    ).is_success
+    body = {"max": 1} if act == "claim" else {"handles": ["x"]}
+    answer = await client.post(f"/subscriptions/queue/{act}?peek=true", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, "peek"), answer.text

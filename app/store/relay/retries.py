@@ -9,8 +9,9 @@ from app.database.connection import Connection
 from app.store.relay.leases import Lease
 from app.store.relay.log import HASH, WINDOW_BYTES, Outgoing
 
-# The most rows of one key in a claim; they are sent one after another.
-RUN = 128
+# The most rows of one key in a claim beside the first one; they are sent one after another. And the most of all keys of
+# a stream.
+RUN, RUNS = 128, 1000
 
 CLAIMANTS = RowArrays(
     Column("name", "text", "lease.name"),
@@ -78,7 +79,7 @@ DEAD_BEFORE = """exists (
 #    that is not due blocks no other.
 # 2. `heads` are as many of them as their bodies have room in WINDOW_BYTES, at least one for each stream.
 # 3. `run` adds the next rows of the same key, up to the first that is not claimable, if their bodies have room too.
-#    They are sent one after another.
+#    They are sent one after another. A row that was sent before brings none: if it fails again, all would go back.
 # 4. `claimed` updates by ctid, because a join would be planned as a scan of the whole table. The row lock keeps the
 #    ctid valid. The condition is repeated, because `run` locks nothing.
 # The message comes from outbox and half by primary key, one partition each, or from the row's own copy.
@@ -101,8 +102,9 @@ with recursive waiting as (
   )
   order by s.name for share of l
 ), due as materialized (
-  select d.*, s.n, s.hold, s.ordered and d.key is not null as runs from streams s, lateral (
-    select d.ctid as at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
+  select d.*, s.n, s.hold, s.ordered and d.key is not null and d.first_at is null as runs
+  from streams s, lateral (
+    select d.ctid as at, d.first_at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
       octet_length(d.body) as own
     from delivery_retry d
     where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= {_NOW}
@@ -126,7 +128,7 @@ with recursive waiting as (
 ), run as materialized (
   select f.at from (
     select n.at, h.taken + sum(n.bytes) over (partition by h.n order by h.due_at, h."offset", n."offset") - n.bytes
-      as before
+      as before, row_number() over (partition by h.n order by h.due_at, h."offset", n."offset") as number
     from heads h, lateral (
       select n.at, n."offset", {BYTES.format("n")} as bytes,
         bool_and(n.claimable) over (order by n."offset") as unbroken from (
@@ -140,7 +142,7 @@ with recursive waiting as (
       ) n
     ) n
     where h.runs and n.unbroken
-  ) f where f.before < {WINDOW_BYTES}
+  ) f where f.before < {WINDOW_BYTES} and f.number <= {RUNS}
 ), claimed as (
   update delivery_retry r set leased_until = {_UNTIL}, lease_epoch = r.lease_epoch + 1
   where r.ctid = any(array(select at from heads union all select at from run)) and {FREE.format("r", _NOW)}
