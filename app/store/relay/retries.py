@@ -104,8 +104,8 @@ with recursive waiting as (
 ), due as materialized (
   select d.*, s.n, s.hold, s.ordered and d.key is not null and d.first_at is null as runs
   from streams s, lateral (
-    select d.ctid as at, d.first_at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
-      octet_length(d.body) as own
+    select d.ctid as at, d.first_at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset",
+      d.due_at, octet_length(d.body) as own
     from delivery_retry d
     where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= {_NOW}
       and {FREE.format("d", _NOW)}
