@@ -142,7 +142,7 @@
     // The message of an act stays the same element: a new one would be read aloud again.
     const said = performance.now() < MESSAGE_MS ? main().querySelector(":scope > .done") : null;
     for (const one of [...main().childNodes]) if (one !== said) one.remove();
-    main().append(...next.childNodes);
+    main().append(...next);
     window.htmx.process(main());
     const details = all("details"), tables = all(".scroll");
     if (details.length === opened.length) details.forEach((one, at) => { one.open = opened[at]; });
@@ -164,21 +164,25 @@
     if (!isInUse()) {
       loading = true;
       const asked = current;
+      let isDone = false;
+      // It may become due once more meanwhile.
+      isDue = false;
       try {
         const answer = await fetch(window.location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         hasFailed = !answer.ok && !isRefused(answer);
         if (!hasFailed && !isInUse()) {
           if (isRefused(answer)) { window.location.reload(); return; }
-          replace(page.getElementById("main"));
+          replace(page.getElementById("main").childNodes);
           shown = asked;
-          isDue = false;
+          isDone = true;
           loadWithin(LOAD_MS);
         }
       } catch {
         hasFailed = true;
       } finally {
         loading = false;
+        if (!isDone) isDue = true;
       }
     }
     show();
