@@ -91,16 +91,33 @@ def test_a_change_before_the_first_look_of_the_stream_is_shown(
     assert watched.faults == []
 
 
-def test_a_change_that_a_hidden_page_waited_with_is_shown_later(
-    world: tuple[str, World], watched: Watched, name: str
-) -> None:
+def test_a_page_names_the_state_that_it_is_as_new_as(world: tuple[str, World], watched: Watched) -> None:
     url, made = world
+    page, other = watched.page, watched.context.new_page()
+    other.goto(f"{url}/console/topics")
+    shows(other, LIVE)
+
+    def is_named() -> bool:
+        with page.expect_request("**/console/events*") as asked:
+            page.goto(f"{url}/console/topics")
+        seen = page.locator("main").get_attribute("data-seen") or ""
+        # The page asks for a newer state only.
+        assert asked.value.url == f"{url}/console/events{f'?after={seen}' if seen else ''}"
+        return re.fullmatch("[0-9a-f]{16}", seen) is not None
+
+    # The other page's stream looks at the state.
+    made.until("a known state", is_named)
+
+
+def test_a_load_that_a_hidden_page_waited_with_comes_later(world: tuple[str, World], watched: Watched) -> None:
+    url, _ = world
     page = watched.page
+    page.clock.install()
     page.goto(f"{url}/console/subscriptions/warehouse")
     shows(page, LIVE)
     field = page.locator("main input[name=died_after]")
     field.focus()
-    stop(made, name)
+    page.clock.fast_forward(MINUTE_MS)
     shows(page, IN_USE)
     marked(page)
     page.evaluate(HIDE, True)
@@ -135,16 +152,17 @@ def test_a_load_that_failed_is_repeated(world: tuple[str, World], watched: Watch
     assert len(failed) == 1
 
 
-def test_typed_fields_are_kept(world: tuple[str, World], watched: Watched, name: str) -> None:
-    url, made = world
+def test_typed_fields_are_kept(world: tuple[str, World], watched: Watched) -> None:
+    url, _ = world
     page = watched.page
+    page.clock.install()
     page.goto(f"{url}/console/dead-letters")
     shows(page, LIVE)
     field = page.locator("form.filters input[name=key]")
     field.fill("order-1030")
     field.blur()
     marked(page)
-    stop(made, name)
+    page.clock.fast_forward(MINUTE_MS)
     shows(page, IN_USE)
     expect(field).to_have_value("order-1030")
     expect(page.locator("h1[data-mark]")).to_have_count(1)
@@ -222,10 +240,11 @@ def test_what_no_event_announces_comes_within_a_minute(world: tuple[str, World],
 
 def test_what_was_done_is_said_once(world: tuple[str, World], watched: Watched, name: str) -> None:
     url, made = world
-    page = watched.page
+    page, streams = watched.page, list[Route]()
     page.clock.install()
     page.goto(f"{url}/console/subscriptions/{name}")
     page.get_by_role("link", name="Pause").click()
+    page.route("**/console/events*", lambda route: streams.append(route))
     page.locator("dialog input[name=reason]").fill("a move")
     page.keyboard.press("Enter")
     said = page.locator("p.done")
@@ -234,7 +253,7 @@ def test_what_was_done_is_said_once(world: tuple[str, World], watched: Watched, 
     marked(page, "p.done")
     marked(page)
     made.call("POST", f"/subscriptions/{name}/resume")
-    shows(page, LIVE)
+    tell(begun(page, streams), "other")
     replaced(page)
     # A new element would be read aloud again.
     expect(page.locator("p.done[data-mark]")).to_have_count(1)
