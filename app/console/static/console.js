@@ -100,9 +100,11 @@
 
   const show = () => {
     const sign = document.getElementById("live");
+    const silent = ["bad", "Not live: the service does not answer"];
+    // A load that failed is not repeated while the page is in use.
     const [tone, text] =
-      !isConnected || !isAvailable || hasFailed ? ["bad", "Not live: the service does not answer"] :
-      isBehind() && isInUse() ? ["wait", "Not live while you use this page"] : ["good", "Live"];
+      !isConnected || !isAvailable ? silent :
+      isBehind() && isInUse() ? ["wait", "Not live while you use this page"] : hasFailed ? silent : ["good", "Live"];
     if (sign.hidden || sign.textContent !== text) {
       sign.className = `live state ${tone}`;
       sign.textContent = text;
