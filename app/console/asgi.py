@@ -91,7 +91,8 @@ class Console:
         page = self._found(visit)
         if page.needs is not None:
             if not visit.caller.known:
-                return visit.redirect(sign_in_of(visit.here() if page.method == "GET" else HOME))
+                # The page of an act is at the path that takes its form.
+                return visit.redirect(sign_in_of(visit.here(), undone=page.method == "POST"))
             visit.caller.must_be(RULES[page.needs])
         if page.method == "POST":
             visit.form = _fields(body)

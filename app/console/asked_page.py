@@ -6,6 +6,8 @@ from urllib.parse import urlencode
 HOME = "/console"
 SIGN_IN = "/console/sign-in"
 NEXT = "next"
+# The parameter that says that a form was sent and not taken.
+UNDONE = "undone"
 # With the other secrets of a sign-in it must fit into a cookie.
 _LENGTH_MAX = 1000
 # What `Visit.here` writes: pages of the console with their queries. No backslash, no control character, no quote, and
@@ -25,9 +27,12 @@ def asked_page(text: str | None) -> str:
     return text if is_page and not _has_dots(path) else HOME
 
 
-def sign_in_of(page: str, path: str = SIGN_IN) -> str:
-    """Return the URL of the sign-in that leads to a page."""
-    return path if asked_page(page) == HOME else f"{path}?{urlencode({NEXT: page})}"
+def sign_in_of(page: str, path: str = SIGN_IN, *, undone: bool = False) -> str:
+    """Return the URL of the sign-in that leads to a page. `undone`: it says that the form of the page was not taken."""
+    asked = {} if asked_page(page) == HOME else {NEXT: page}
+    if undone:
+        asked[UNDONE] = "1"
+    return f"{path}?{urlencode(asked)}" if asked else path
 
 
 def _has_dots(path: str) -> bool:

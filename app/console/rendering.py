@@ -137,8 +137,11 @@ def state(value: str) -> Markup:
 
 
 def command(*words: str, **options: Any) -> str:
-    """Return a command of the command line for what a page shows."""
+    """Return a command of the command line for what a page shows. Of the words, only the last can be anyone's text."""
     given = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items() if value]
+    if words[-1].startswith("-"):
+        # Otherwise it would be an option.
+        return " ".join(["halfnote", *map(shlex.quote, words[:-1]), *given, "--", shlex.quote(words[-1])])
     return " ".join(["halfnote", *map(shlex.quote, words), *given])
 
 

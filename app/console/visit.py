@@ -53,6 +53,12 @@ class Visit:
     # None: no one signs in by OpenID Connect.
     issuer: "Issuer | None" = None
     form: dict[str, str] = field(default_factory=dict)
+    # The id of the state of the service that was known before anything was read for the page; empty: none was.
+    seen: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note the state."""
+        self.seen = self.runtime.state_feed.id
 
     @property
     def is_secure(self) -> bool:
@@ -71,11 +77,13 @@ class Visit:
         return {name: value for name, value in self.request.query_params.items() if value}
 
     def filter_of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the query of an act by a filter. Raises Invalid for a parameter that is none of these names.
+        """Return the query of an act by a filter. Raises Invalid for a parameter that is none of these names, or empty.
 
         To ignore it would act on more than was asked for.
         """
-        for name in self.asked:
+        for name, value in self.request.query_params.items():
+            if not value:
+                raise Invalid(f"`{name}` is empty. Give it a value, or leave it out.", field=name)
             if name not in names:
                 raise Invalid(f"`{name}` is no filter of this act. Its filters: {', '.join(names)}.", field=name)
         return self.asked

@@ -29,6 +29,7 @@ from app.operations.merge_patch import patched
 from app.permissions import Caller, Role, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.list_order import next_rank, rank_of
+from app.routers.secret_rotation import SecretState, refuse_if_changed, version_of
 from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, DryRun, NamePath, StandingQuery
 from app.schemas.producer_groups import (
@@ -320,29 +321,41 @@ async def rotate_secret(
     For 24 hours the old secret signs as well, so that receivers can be changed. This also holds for an old secret that
     another person was shown a moment ago: `earlier_signs_until` is set then.
     """
+    response.headers["cache-control"] = "no-store"
+    return await rotate_seen_secret(name, runtime, caller, note)
+
+
+async def rotate_seen_secret(
+    name: str, runtime: Runtime, caller: Caller, note: ActNote, *, seen: str | None = None
+) -> NewSecret:
+    """Create a new secret. `seen`: the version of the secrets that the caller saw; None: any.
+
+    Raises GroupUnknown, SecretsUnreadable, and Invalid if the secrets are not those that were seen.
+    """
     now = runtime.clock.now()
     secret = new_secret()
     async with runtime.request_pool.transaction() as connection:
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
+        refuse_if_changed(group.secrets, seen)
         former = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
         secrets = rotated(former, secret, now)
         seal = Seal(runtime.vault, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
         await record(connection, audit_entry(caller, "producer_group.rotate_secret", name, **dict(note)), now)
-    response.headers["cache-control"] = "no-store"
     return NewSecret(
         secret=secret, former_signs_until=overlap_end(secrets, now), earlier_signs_until=overlap_end(former, now)
     )
 
 
-async def former_signs_until(name: str, runtime: Runtime, caller: Caller) -> datetime | None:
-    """Return until when a former secret signs; None: none does, or the secrets cannot be read. Raises GroupUnknown."""
+async def secret_state(name: str, runtime: Runtime, caller: Caller) -> SecretState:
+    """Return the version of the secrets, and until when a former one signs. Raises GroupUnknown."""
     caller.must_have_group(name)
     async with runtime.request_pool.connection() as connection:
         group = await _known(connection, name)
-    return overlap_end(_readable(runtime, group), runtime.clock.now())
+    until = overlap_end(_readable(runtime, group), runtime.clock.now())
+    return SecretState(version_of(group.secrets), until)
 
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:

@@ -14,6 +14,7 @@ from app.ids import uuid7
 from app.operations.audit import audit_entry
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.secret_rotation import SecretState, refuse_if_changed, version_of
 from app.routers.subscription_lookup import answers, known
 from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, NamePath
@@ -144,6 +145,17 @@ async def post_rotate_secret(
     another person was shown a moment ago: `earlier_signs_until` is set then. The scope of a subscriber's key must
     include every topic of the subscription, because the secret signs messages of all of them.
     """
+    response.headers["cache-control"] = "no-store"
+    return await rotate_seen_secret(name, runtime, caller, note)
+
+
+async def rotate_seen_secret(
+    name: str, runtime: Runtime, caller: Caller, note: ActNote, *, seen: str | None = None
+) -> NewSecret:
+    """Create a new secret. `seen`: the version of the secrets that the caller saw; None: any.
+
+    Raises SubscriptionUnknown, NotSigned, SecretsUnreadable, and Invalid if the secrets are not those that were seen.
+    """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
@@ -154,31 +166,29 @@ async def post_rotate_secret(
             raise NotSigned(
                 f"`{name}` sends to {destination['type']} and has no signing secret. Change its credentials by a PUT."
             )
+        refuse_if_changed(subscription.secrets, seen)
         secret = new_secret(destination["signing"])
         former = runtime.vault.secrets(SUBSCRIPTION_SECRETS, name, subscription.secrets)
         secrets = rotated(former, secret, now)
         seal = Seal(runtime.vault, name)
         await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
         await record(connection, audit_entry(caller, "subscription.rotate_secret", name, **dict(note)), now)
-    response.headers["cache-control"] = "no-store"
     return NewSecret(
         secret=secret, former_signs_until=overlap_end(secrets, now), earlier_signs_until=overlap_end(former, now)
     )
 
 
-async def former_signs_until(name: str, runtime: Runtime, caller: Caller) -> datetime | None:
-    """Return until when a former secret signs; None: none does, or the secrets cannot be read.
-
-    Raises SubscriptionUnknown.
-    """
+async def secret_state(name: str, runtime: Runtime, caller: Caller) -> SecretState:
+    """Return the version of the secrets, and until when a former one signs. Raises SubscriptionUnknown."""
     caller.must_have_subscription(name)
     async with runtime.request_pool.connection() as connection:
         subscription = await known(connection, name)
+    version = version_of(subscription.secrets)
     try:
         secrets = runtime.vault.secrets(SUBSCRIPTION_SECRETS, name, subscription.secrets)
     except SecretsUnreadable:
-        return None
-    return overlap_end(secrets, runtime.clock.now())
+        return SecretState(version, None)
+    return SecretState(version, overlap_end(secrets, runtime.clock.now()))
 
 
 async def _set_state(

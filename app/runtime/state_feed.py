@@ -46,6 +46,11 @@ class StateFeed:
         """The state that was found last; None while no stream is open, or if the last look failed."""
         return None if self._found is None else self._found.state
 
+    @property
+    def id(self) -> str:
+        """The id of `state`; empty where that is None."""
+        return "" if self._found is None or self._found.state is None else self._found.id
+
     def refuse_past_limit(self) -> None:
         """Raise Overloaded if as many streams are open as may be."""
         if self.streams >= self._most:

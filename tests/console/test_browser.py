@@ -54,7 +54,7 @@ def test_a_page_is_live_while_no_one_types(world: tuple[str, World], browser: Br
         expect(reason).to_be_focused()
         page.keyboard.type("half a reason")
         made.call("POST", "/subscriptions/photos/resume")
-        page.wait_for_timeout(8000)
+        expect(page.locator("#live")).to_have_text("Not live while you use this page", timeout=30_000)
         expect(reason).to_have_value("half a reason")
         expect(page.locator("main")).to_contain_text("paused")
         page.keyboard.press("Escape")

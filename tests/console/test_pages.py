@@ -882,7 +882,7 @@ async def test_a_second_rotation_within_a_day_says_that_the_first_ends(
     assert f"<dt>a former secret signs until</dt><dd>{ends_at}</dd>" in shown
     assert "whsec_" not in shown
     runtime.clock.fixed = at + timedelta(hours=23)
-    # The other person may have opened the preview before the first rotation, so the answer says it as well.
+    # The answer says it as well.
     second = await submit(client, path, reason="it leaked, too")
     assert f"<dt>an earlier secret signs until</dt><dd>{ends_at}</dd>" in unescape(second.text)
     answer = (await client.post(f"/{kind}/mailer/rotate-secret")).json()

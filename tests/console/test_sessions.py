@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -74,7 +75,8 @@ async def test_a_person_lands_on_the_page_that_was_asked_for(start: Callable[...
     # An act is not repeated by signing in.
     client.cookies.clear()
     sent = await client.post("/console/subscriptions/mailer/do/pause", data={"reason": "x"})
-    assert (sent.status_code, sent.headers["location"]) == (303, "/console/sign-in")
+    form = f"/console/sign-in?next={quote('/console/subscriptions/mailer/do/pause', safe='')}&undone=1"
+    assert (sent.status_code, sent.headers["location"]) == (303, form)
 
 
 HOSTILE = (

@@ -41,9 +41,10 @@ FILES = (
     "system/test_upgrade.py",
     "system/test_faults.py",
     "system/test_vanished_database.py",
-    # In a browser: each page in each size, light and dark, and sign-in by an issuer. `make test` has each page once and
-    # each act (test_screens.py).
+    # In a browser: each page in each size, light and dark, live pages, and sign-in by an issuer. `make test` has each
+    # page once and each act (test_screens.py).
     "console/test_browser.py",
+    "console/test_live_pages.py",
     "console/test_oidc_browser.py",
     # A service's day, and the proof of it.
     "console/test_proof_pages.py",

@@ -51,6 +51,7 @@ GROUPS = {
     # One service and one browser.
     "tests/console/test_screens.py": "screens",
     "tests/console/test_browser.py": "browser",
+    "tests/console/test_live_pages.py": "browser of live pages",
     "tests/console/test_oidc_browser.py": "browser of an issuer",
     "tests/console/test_proof_pages.py": "browser of a proof",
 }

@@ -92,7 +92,8 @@ def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
         asked = visit.filter_of(_ID if "message_id" in visit.asked else _FILTER)
         facts: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in asked.items()]
         if "message_id" in asked:
-            said = command("dead-letters", word, asked["message_id"], subscription=asked.get("subscription"))
+            of_one = {name: asked.get(name) for name in ("subscription", "replay")}
+            said = command("dead-letters", word, asked["message_id"], **of_one)
             return Preview(asked["message_id"], _back(visit), facts, _EFFECTS[word], said)
         found = await _would(visit, word, _filter(visit), AT_ONCE)
         left = found.left

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from starlette.responses import Response
-
 from app.console.acts.act import ConsoleAct, Done, Preview, note_of
-from app.console.acts.rotation import overlap_of, with_overlap
+from app.console.acts.rotation import overlap_of, seen_by, with_state
 from app.console.rendering import command, link
 from app.console.visit import Visit
-from app.routers.producer_groups import former_signs_until, get_group, rotate_secret, test_group
+from app.routers.producer_groups import get_group, rotate_seen_secret, secret_state, test_group
 
 _PATH = "/console/producer-groups/{name}/do"
 
@@ -36,12 +34,13 @@ async def _test(visit: Visit, reason: str) -> Done:
 
 async def _rotate_preview(visit: Visit) -> Preview:
     effect = "A new secret is made and shown once. For 24 hours the former secret signs checks as well."
-    until = await former_signs_until(visit.path["name"], visit.runtime, visit.caller)
-    return with_overlap(await _preview(visit, effect, "rotate-secret"), until)
+    state_seen = await secret_state(visit.path["name"], visit.runtime, visit.caller)
+    return with_state(await _preview(visit, effect, "rotate-secret"), state_seen)
 
 
 async def _rotate(visit: Visit, reason: str) -> Done:
-    made = await rotate_secret(visit.path["name"], visit.runtime, visit.caller, Response(), note_of(reason))
+    name, note = visit.path["name"], note_of(reason)
+    made = await rotate_seen_secret(name, visit.runtime, visit.caller, note, seen=seen_by(visit))
     back = link("producer-groups", visit.path["name"])
     return Done("The new secret signs now.", back, secret=made.secret, results=overlap_of(made))
 

@@ -1,11 +1,12 @@
-"""What the pages of a secret's rotation say of an earlier one, which another person may have made."""
+"""The pages of a secret's rotation: what they say of an earlier one, and how a form rotates no later secret."""
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
-from app.console.acts.act import Preview
+from app.console.acts.act import FormField, Preview
 from app.console.rendering import exact
+from app.console.visit import Visit
+from app.routers.secret_rotation import SecretState
 from app.schemas.producer_groups import NewSecret
 
 _BEFORE = (
@@ -18,12 +19,22 @@ _AFTER = (
 )
 
 
-def with_overlap(preview: Preview, until: datetime | None) -> Preview:
-    """Return a preview that says so if a former secret signs. `until`: when that ends."""
-    if until is None:
-        return preview
-    facts = [*preview.facts, ("a former secret signs until", exact(until)), ("rotated already", _BEFORE)]
-    return replace(preview, facts=facts)
+# The field of the form that holds the version of the secrets that the person saw.
+_SEEN = "seen"
+
+
+def with_state(preview: Preview, state: SecretState) -> Preview:
+    """Return a preview whose form rotates this secret only. It says so if a former one signs."""
+    fields = (*preview.fields, FormField(_SEEN, "", "hidden", state.version))
+    if state.former_signs_until is None:
+        return replace(preview, fields=fields)
+    facts = [*preview.facts, ("a former secret signs until", exact(state.former_signs_until))]
+    return replace(preview, facts=[*facts, ("rotated already", _BEFORE)], fields=fields)
+
+
+def seen_by(visit: Visit) -> str:
+    """Return the version of the secrets that the form shows; empty: none, which no secret has."""
+    return visit.form.get(_SEEN, "")
 
 
 def overlap_of(made: NewSecret) -> list[tuple[str, Any]]:

@@ -67,8 +67,13 @@ def _text(shown: SubscriptionAnswer, field: _Field) -> str | None:
     if field.name == "filters":
         return json(value.model_dump(mode="json", exclude_none=True))
     if isinstance(value, list):
-        return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return ", ".join(map(_plain, value))
+    return _plain(value)
+
+
+def _plain(value: object) -> str:
+    """Return a value with all its digits, and a whole number without a point: what is shown can be sent back."""
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 async def _preview(visit: Visit) -> Preview:

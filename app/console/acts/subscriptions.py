@@ -3,21 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response
-
 from app.console.acts.act import CONFIRMED, Confirm, ConsoleAct, Done, FormField, Preview, note_of, number_or_text
-from app.console.acts.rotation import overlap_of, with_overlap
+from app.console.acts.rotation import overlap_of, seen_by, with_state
 from app.console.acts.subscription_edit import EDIT
 from app.console.rendering import command, duration, link, number, state
 from app.console.visit import Visit
 from app.routers.replays import preview_replay, start_replay
 from app.routers.subscription_actions import (
-    former_signs_until,
     post_pause,
     post_reset_breaker,
     post_resume,
-    post_rotate_secret,
     post_test,
+    rotate_seen_secret,
+    secret_state,
 )
 from app.routers.subscriptions import get_subscription
 from app.schemas.replays import ReplayRequest
@@ -83,12 +81,13 @@ async def _test(visit: Visit, reason: str) -> Done:
 
 async def _rotate_preview(visit: Visit) -> Preview:
     effect = "A new secret is made and shown once. For 24 hours the former secret signs as well."
-    until = await former_signs_until(visit.path["name"], visit.runtime, visit.caller)
-    return with_overlap(await _preview(visit, effect, "rotate-secret"), until)
+    state_seen = await secret_state(visit.path["name"], visit.runtime, visit.caller)
+    return with_state(await _preview(visit, effect, "rotate-secret"), state_seen)
 
 
 async def _rotate(visit: Visit, reason: str) -> Done:
-    made = await post_rotate_secret(visit.path["name"], visit.runtime, visit.caller, Response(), note_of(reason))
+    name, note = visit.path["name"], note_of(reason)
+    made = await rotate_seen_secret(name, visit.runtime, visit.caller, note, seen=seen_by(visit))
     back = _back(visit)
     return Done("The new secret signs now.", back, secret=made.secret, results=overlap_of(made))
 

@@ -1,6 +1,7 @@
 """The API keys, and the changes that people made."""
 
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 
@@ -40,6 +41,8 @@ async def show_audit(visit: Visit) -> Response:
         return await visit.csv_of_list("audit", _AUDIT_COLUMNS, query, read)
     found = await read(query)
     asked = query.model_dump(exclude={"limit", "cursor", "key_id", "count"}, exclude_none=True, exclude_defaults=True)
+    # The command line has no filter by key.
+    shown: dict[str, Any] = {} if query.key_id else {"command_shown": command("audit", **asked)}
     return visit.page(
         "audit.html",
         query=query,
@@ -47,8 +50,8 @@ async def show_audit(visit: Visit) -> Response:
         sort=query.sort,
         total=found.total,
         next_cursor=found.next_cursor,
-        command_shown=command("audit", **asked),
         now=visit.runtime.clock.now(),
+        **shown,
     )
 
 

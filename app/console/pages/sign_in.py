@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.admission.route_roles import READERS
 from app.config import Settings
-from app.console.asked_page import NEXT, SIGN_IN, asked_page, sign_in_of
+from app.console.asked_page import NEXT, SIGN_IN, UNDONE, asked_page, sign_in_of
 from app.console.openid.sign_in import BEGIN
 from app.console.page import Page
 from app.console.sessions import begin, ended_cookie
@@ -29,7 +29,8 @@ async def show(visit: Visit) -> Response:
     page = asked_page(visit.asked.get(NEXT))
     if visit.caller.known:
         return visit.redirect(page)
-    return visit.page("sign_in.html", problem=None, issuer=_button(visit.runtime.settings, page), page=page)
+    issuer, undone = _button(visit.runtime.settings, page), UNDONE in visit.asked
+    return visit.page("sign_in.html", problem=None, undone=undone, issuer=issuer, page=page)
 
 
 async def take(visit: Visit) -> Response:
@@ -39,7 +40,7 @@ async def take(visit: Visit) -> Response:
         holder = _holder(visit)
     except Problem as problem:
         issuer = _button(visit.runtime.settings, page)
-        return visit.page("sign_in.html", problem.status, problem=problem, issuer=issuer, page=page)
+        return visit.page("sign_in.html", problem.status, problem=problem, undone=False, issuer=issuer, page=page)
     visit.session, visit.is_new = begin(visit.runtime, holder.digest), True
     return visit.redirect(page)
 

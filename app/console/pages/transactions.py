@@ -16,7 +16,7 @@ from app.schemas.transactions import TransactionRow, TransactionShown
 from app.store.relay.announcements import GROUP
 from app.verdicts import DeliveryReason, State
 
-# Bodies shown in the page; the others have a link.
+# Bodies shown in the page; the others are named with the command that shows them.
 _BODIES = 5
 
 # For these reasons a subscription does not get the message by itself any more; a dead letter is redelivered instead.
@@ -139,6 +139,7 @@ async def show_one(visit: Visit) -> Response:
         why={one.message_id: one for one in why.messages},
         why_left_out=why.deliveries_cursor is not None,
         sendable=_SENDABLE,
+        bodies_most=_BODIES,
         picture=picture_of(shown),
         bodies={
             message.message_id: body_of(body, message.content_type)

@@ -14,11 +14,23 @@
     if (field) field.focus();
   });
 
-  // A refusal is a page of its own: follow the link instead of leaving the click without an effect.
-  document.addEventListener("htmx:responseError", (event) => {
-    const link = event.detail.elt.closest("a[href]");
-    if (link) window.location.assign(link.href);
-  });
+  // A refusal is a page of its own, and the browser has one for a service that does not answer: follow the link instead
+  // of leaving the click without an effect.
+  for (const failed of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
+    document.addEventListener(failed, (event) => {
+      const link = event.detail.elt.closest("a[href]");
+      if (link) window.location.assign(link.href);
+    });
+  }
+  document.addEventListener("htmx:beforeRequest", (event) => event.detail.elt.setAttribute("aria-busy", "true"));
+  document.addEventListener("htmx:afterRequest", (event) => event.detail.elt.removeAttribute("aria-busy"));
+
+  // What was done is said once: a reload would say it again when it may no longer be true.
+  const address = new URL(window.location.href);
+  if (address.searchParams.has("done")) {
+    for (const name of ["done", "done_code"]) address.searchParams.delete(name);
+    window.history.replaceState(window.history.state, "", address);
+  }
 
   document.addEventListener("click", (event) => {
     const closing = event.target.closest("dialog [data-close]");
@@ -28,12 +40,22 @@
       return;
     }
     const copying = event.target.closest("[data-copy]");
-    if (!copying || !navigator.clipboard) return;
-    navigator.clipboard.writeText(document.getElementById(copying.dataset.copy).textContent).then(() => {
-      copying.textContent = "Copied";
-      setTimeout(() => { copying.textContent = "Copy"; }, 1500);
-    });
+    if (copying) copy(copying, document.getElementById(copying.dataset.copy));
   });
+
+  const copy = (button, shown) => {
+    const say = (text, forMs) => {
+      button.textContent = text;
+      setTimeout(() => { button.textContent = "Copy"; }, forMs);
+    };
+    const select = () => {
+      window.getSelection().selectAllChildren(shown);
+      say("Press Ctrl+C", 5000);
+    };
+    // Browsers have no clipboard for a page that came by HTTP from another machine, and a person can refuse it.
+    if (!navigator.clipboard) select();
+    else navigator.clipboard.writeText(shown.textContent).then(() => say("Copied", 1500), select);
+  };
 
   // A second click while the answer is on its way must not act twice. A page that comes back can be sent again.
   document.addEventListener("submit", (event) => {
@@ -53,58 +75,120 @@
     }
   });
 
-  // A live page loads itself again whenever the state of the service has changed. While a person types, selects text or
-  // has an act open it waits. A hidden tab has no stream: browsers open few connections to one host.
+  // A live page loads itself again when the state of the service has changed, and each minute: times and settings are in
+  // no event. While a person uses the page it waits. A hidden tab has no stream: browsers open few connections to one
+  // host.
   const main = () => document.getElementById("main");
   const events = main() && main().dataset.live;
-  const AGAIN_MS = 2000, CONNECT_AGAIN_MS = 10000;
-  let source = null, seen = "", loading = false, waiting = 0, connecting = 0;
+  const AGAIN_MS = 2000, CONNECT_AGAIN_MS = 10000, LOAD_MS = 60000, ANSWER_MS = 30000, MESSAGE_MS = 15000;
+  // `current`: the state that the stream named last. The page is at least as new as the state `shown`.
+  let shown = events ? main().dataset.seen : "", current = shown, seen = shown;
+  let source = null, isConnected = false, isAvailable = true, hasFailed = false, isDue = false, loading = false;
+  let waiting = 0, connecting = 0, due = 0;
 
-  const show = (isLive) => {
+  const isBehind = () => isDue || shown !== current;
+
+  const isChanged = (field) => {
+    if (field.matches("select")) return field.selectedIndex !== Math.max(0, [...field.options].findIndex((one) => one.defaultSelected));
+    return field.value !== field.defaultValue || field.checked !== field.defaultChecked;
+  };
+
+  const isInUse = () =>
+    dialog().open || !window.getSelection().isCollapsed || main().querySelector("[aria-busy]") !== null ||
+    (main().contains(document.activeElement) && document.activeElement.closest("form") !== null) ||
+    [...main().querySelectorAll("input, select, textarea")].some(isChanged);
+
+  const show = () => {
     const sign = document.getElementById("live");
-    const text = isLive ? "Live" : "Not live: the service does not answer";
+    const silent = ["bad", "Not live: the service does not answer"];
+    // A load that failed is not repeated while the page is in use.
+    const [tone, text] =
+      !isConnected || !isAvailable ? silent :
+      isBehind() && isInUse() ? ["wait", "Not live while you use this page"] : hasFailed ? silent : ["good", "Live"];
     if (sign.hidden || sign.textContent !== text) {
-      sign.className = `live state ${isLive ? "good" : "bad"}`;
+      sign.className = `live state ${tone}`;
       sign.textContent = text;
       sign.hidden = false;
     }
   };
 
-  const isInUse = () =>
-    dialog().open || !window.getSelection().isCollapsed ||
-    (main().contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
+  // What can have the focus.
+  const focusable = (tag) => [...main().querySelectorAll("a[href], button, summary, [tabindex]")].filter((one) => one.tagName === tag);
+
+  // Returns a function that gives the focus back after the elements of the page were replaced: to what has the same
+  // address, else the same text. A region that scrolls has neither, so its place counts; of a link another one is no
+  // substitute.
+  const keepFocus = () => {
+    const focused = document.activeElement;
+    if (focused === main() || !main().contains(focused)) return () => {};
+    const ways = [(one) => one.getAttribute("href") || one.id, (one) => !one.matches("[tabindex]") && one.textContent];
+    if (!focused.matches("a, button")) ways.push((one) => one.tagName);
+    const wanted = ways.map((way) => {
+      const name = way(focused);
+      return [way, name, name && focusable(focused.tagName).filter((one) => way(one) === name).indexOf(focused)];
+    });
+    return () => {
+      const found = wanted.filter(([, name]) => name).map(([way, name, at]) => {
+        const alike = focusable(focused.tagName).filter((one) => way(one) === name);
+        return alike[at] || alike[0];
+      });
+      (found.find((one) => one) || main()).focus({ preventScroll: true });
+    };
+  };
 
   const replace = (next) => {
     const all = (selector) => [...main().querySelectorAll(selector)];
-    const focused = main().contains(document.activeElement) && document.activeElement.getAttribute("href");
+    const focusAgain = keepFocus();
     const opened = all("details").map((one) => one.open);
     const scrolled = all(".scroll").map((one) => one.scrollLeft);
-    main().replaceChildren(...next.childNodes);
+    // The message of an act stays the same element: a new one would be read aloud again.
+    const said = performance.now() < MESSAGE_MS ? main().querySelector(":scope > .done") : null;
+    for (const one of [...main().childNodes]) if (one !== said) one.remove();
+    main().append(...next);
     window.htmx.process(main());
     const details = all("details"), tables = all(".scroll");
     if (details.length === opened.length) details.forEach((one, at) => { one.open = opened[at]; });
     if (tables.length === scrolled.length) tables.forEach((one, at) => { one.scrollLeft = scrolled[at]; });
-    const link = focused && all("a[href]").find((one) => one.getAttribute("href") === focused);
-    if (link) link.focus({ preventScroll: true });
+    focusAgain();
   };
+
+  const loadWithin = (ms) => {
+    clearTimeout(due);
+    due = setTimeout(() => { isDue = true; load(); }, ms);
+  };
+
+  // What a repetition may cure, unlike a session that is over or a subscription that is deleted: that page says so.
+  const isRefused = (answer) => answer.redirected || (answer.status >= 400 && answer.status < 500 && ![408, 429].includes(answer.status));
 
   const load = async () => {
     clearTimeout(waiting);
-    if (loading || document.hidden) return;
-    if (isInUse()) { waiting = setTimeout(load, AGAIN_MS); return; }
-    loading = true;
-    try {
-      const answer = await fetch(window.location.href, { headers: { accept: "text/html" } });
-      if (answer.redirected) { window.location.reload(); return; }
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (!answer.ok) show(false);
-      else if (isInUse()) waiting = setTimeout(load, AGAIN_MS);
-      else replace(page.getElementById("main"));
-    } catch {
-      show(false);
-    } finally {
-      loading = false;
+    if (loading || document.hidden || !isBehind()) return;
+    if (!isInUse()) {
+      loading = true;
+      const asked = current;
+      let isDone = false;
+      // It may become due once more meanwhile.
+      isDue = false;
+      try {
+        const answer = await fetch(window.location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        hasFailed = !answer.ok && !isRefused(answer);
+        if (!hasFailed && !isInUse()) {
+          if (isRefused(answer)) { window.location.reload(); return; }
+          replace(page.getElementById("main").childNodes);
+          shown = asked;
+          isDone = true;
+          loadWithin(LOAD_MS);
+        }
+      } catch {
+        hasFailed = true;
+      } finally {
+        loading = false;
+        if (!isDone) isDue = true;
+      }
     }
+    show();
+    if (isBehind()) waiting = setTimeout(load, AGAIN_MS);
   };
 
   const disconnect = () => {
@@ -113,32 +197,38 @@
     source = null;
   };
 
+  const connected = (is) => { isConnected = is; show(); };
+
   const connect = () => {
     disconnect();
     source = new EventSource(seen ? `${events}?after=${encodeURIComponent(seen)}` : events);
-    source.addEventListener("open", () => show(true));
+    source.addEventListener("open", () => connected(true));
     source.addEventListener("stats", (event) => {
-      // The page itself is as new as the first state.
-      const isFirst = !seen;
-      seen = event.lastEventId;
-      show(true);
-      if (!isFirst) load();
+      seen = current = event.lastEventId;
+      isAvailable = true;
+      connected(true);
+      load();
     });
-    source.addEventListener("unavailable", (event) => { seen = event.lastEventId; show(false); });
+    source.addEventListener("unavailable", (event) => { seen = event.lastEventId; isAvailable = false; show(); });
     source.addEventListener("error", () => {
       // After a lost connection the browser connects again, after a refusal it does not. A stream's usual end is no
       // fault, so the sign changes only if connecting fails.
       if (source && source.readyState === EventSource.CLOSED) {
-        show(false);
+        connected(false);
         connecting = setTimeout(connect, CONNECT_AGAIN_MS);
       } else {
-        connecting = setTimeout(() => { if (source && source.readyState !== EventSource.OPEN) show(false); }, CONNECT_AGAIN_MS);
+        connecting = setTimeout(() => { if (source && source.readyState !== EventSource.OPEN) connected(false); }, CONNECT_AGAIN_MS);
       }
     });
   };
 
   if (events && window.EventSource) {
-    document.addEventListener("visibilitychange", () => { if (document.hidden) disconnect(); else connect(); });
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) { disconnect(); return; }
+      connect();
+      load();
+    });
+    loadWithin(LOAD_MS);
     if (!document.hidden) connect();
   }
 })();
