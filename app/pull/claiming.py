@@ -11,15 +11,25 @@ from app.database.connection import Connection
 from app.pull.handles import at_of, handles_of
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.store.pull import ordered_claims
-from app.store.pull.claims import NewClaim, PulledSubscription, claim_new, claim_next, look, pace, paced_until
+from app.store.pull.claims import (
+    NewClaim,
+    PulledSubscription,
+    claim_new,
+    claim_next,
+    look,
+    pace,
+    paced_until,
+)
 from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import OnDead, Ordered, SubscriptionState
 
 # A claim reads this many log entries for each message that it has room for, and at least SPAN_LEAST. While it finds
-# none that the subscription takes, it reads SPAN entries at a time, this many times.
+# none that it can hand out, it reads SPAN entries at a time, this many times.
 SPAN_TIMES, SPAN_LEAST, SPANS_AT_ONCE = 2, 64, 25
+# It reads on no more after so many delayed messages, and messages of keys that are out, each of which it stores.
+PUT_OFF_AT_ONCE = 10_000
 
 
 @dataclass(slots=True)
@@ -109,12 +119,13 @@ async def _claim(
         if stored:
             messages = _of_rows(stored, found.handle_key, subscription, now)
             return ClaimedBatch(messages, True, now + invisible)
-    span = _span(at_most)
-    for _ in range(SPANS_AT_ONCE if found.logged else 0):
-        new = await _claim_new(connection, clock, pulled, at_most, span, invisible)
+    span, put_off = _span(at_most), 0
+    for turn in range(SPANS_AT_ONCE if found.logged else 0):
+        new = await _claim_new(connection, clock, pulled, at_most, span, invisible, further=turn > 0)
         if new.claim_id is not None:
             return _of_claim(new, found.handle_key, subscription, invisible)
-        if new.refused:
+        put_off += new.put_off
+        if new.refused or put_off >= PUT_OFF_AT_ONCE:
             break
         if not new.more:
             return nothing
@@ -142,16 +153,24 @@ async def _claim_stored(
 
 
 async def _claim_new(
-    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, span: int, invisible: timedelta
+    connection: Connection,
+    clock: Clock,
+    pulled: PulledSubscription,
+    at_most: int,
+    span: int,
+    invisible: timedelta,
+    *,
+    further: bool,
 ) -> NewClaim:
     """Claim messages of the log."""
     if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_new(connection, pulled, at_most, span, now + invisible, now)
+        return await claim_new(connection, pulled, at_most, span, now + invisible, now, further=further)
     async with connection.transaction():
         await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         now = clock.now()
-        return await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, now + invisible, now)
+        until = now + invisible
+        return await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, until, now, further=further)
 
 
 def _handed_out(
