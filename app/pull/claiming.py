@@ -1,7 +1,7 @@
 """Hand out messages of a subscription to a consumer that asks."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from uuid import UUID
@@ -16,6 +16,7 @@ from app.store.pull.claims import (
     PulledSubscription,
     claim_new,
     claim_next,
+    is_unchanged,
     look,
     pace,
     paced_until,
@@ -23,7 +24,7 @@ from app.store.pull.claims import (
 from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
-from app.verdicts import OnDead, Ordered, SubscriptionState
+from app.verdicts import Ordered, SubscriptionState
 
 # A claim reads this many log entries for each message that it has room for, and at least SPAN_LEAST. While it finds
 # none that it can hand out, it reads SPAN entries at a time, this many times.
@@ -115,10 +116,12 @@ async def _claim(
     if found is None:
         return nothing
     if found.stored:
-        stored, now = await _claim_stored(connection, clock, subscription, at_most, invisible)
+        stored, now = await _claim_stored(connection, clock, pulled, at_most, invisible)
         if stored:
             messages = _of_rows(stored, found.handle_key, subscription, now)
             return ClaimedBatch(messages, True, now + invisible)
+        if not await is_unchanged(connection, pulled):
+            return replace(nothing, more=True)
     span, put_off = _span(at_most), 0
     for turn in range(SPANS_AT_ONCE if found.logged else 0):
         new = await _claim_new(connection, clock, pulled, at_most, span, invisible, further=turn > 0)
@@ -134,21 +137,17 @@ async def _claim(
 
 
 async def _claim_stored(
-    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, invisible: timedelta
 ) -> tuple[list[StoredClaim], datetime]:
     """Claim rows of delivery_retry; return them with the time of the claim."""
-    subscription_id = subscription.subscription_id
-    if subscription.ordered is Ordered.NONE:
+    if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_stored(connection, subscription_id, at_most, now + invisible, now), now
+        return await claim_stored(connection, pulled, at_most, now + invisible, now), now
     async with connection.transaction():
-        await ordered_claims.lock(connection, subscription_id)
+        await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         # After the lock, so that no message is claimed before the receipt of the one before it.
         now = clock.now()
-        hold = subscription.on_dead is OnDead.HOLD
-        stored = await ordered_claims.claim_stored_in_order(
-            connection, subscription_id, at_most, now + invisible, now, hold=hold
-        )
+        stored = await ordered_claims.claim_stored_in_order(connection, pulled, at_most, now + invisible, now)
     return stored, now
 
 

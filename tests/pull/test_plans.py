@@ -96,8 +96,8 @@ async def test_a_claim_of_stored_messages_in_order_reads_each_row_twice(full: Co
         [(*row, NOW - timedelta(minutes=1)) for row in rows],
     )
     await full.execute("analyze delivery_retry; set enable_seqscan = off")
-    types = ["int", "int", "timestamptz", "timestamptz", "bool"]
-    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True], generic=generic)
+    types = ["int", "int", "timestamptz", "timestamptz", "bool", "text"]
+    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True, None], generic=generic)
     assert sequential_scans(big(found)) == []
     # Once to find the keys, once to find the order, and once for each row that is taken.
     assert sum(scan.rows for scan in found if scan.table == "delivery_retry") <= 2 * 500 + ROOM
@@ -118,8 +118,8 @@ async def test_delayed_messages_cost_a_claim_in_the_order_of_keys_little(full: C
     # Those that are due, and in an index all of them, up to ROWS_MOST.
     assert sorted(scan.rows for scan in found) == [20, 500]
     # The log is asked for the messages that are taken, not for those of other keys that may be delayed.
-    types = ["int", "int", "timestamptz", "timestamptz", "bool"]
-    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True], generic=generic)
+    types = ["int", "int", "timestamptz", "timestamptz", "bool", "text"]
+    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True, None], generic=generic)
     assert sequential_scans(big(found)) == []
     assert 0 < sum(scan.rows for scan in scans_of(found, "outbox")) <= 20
 

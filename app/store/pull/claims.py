@@ -49,7 +49,10 @@ from subscription where name = $1 and deleted_at is null
 """  # noqa: S608 -- constants
 
 # Whether the row of the subscription {0} still has the version {1}: it was not changed, paused or deleted.
-_UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
+UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
+
+# Served by the primary key.
+IS_UNCHANGED = f"select {UNCHANGED.format('$1', '$2')}"
 
 # What a claim from the log is asked for, and its reader. `version`: that of the subscription's row.
 OF_CLAIM = (
@@ -104,7 +107,7 @@ def log_read(claimer: Parameters, span: str, judged: str, only_if: str = "true",
     return f"""cursor as materialized (
   select k."offset" from pull_cursor k
   where k.subscription_id = {claimer["subscription_id"]}
-    and {_UNCHANGED.format(claimer["subscription_id"], claimer["version"])} and {only_if}
+    and {UNCHANGED.format(claimer["subscription_id"], claimer["version"])} and {only_if}
   for update
 ), matched as materialized (
   select n.* from cursor k cross join lateral (
@@ -237,7 +240,7 @@ with asked as materialized (
 ), locked as materialized (
   select c.claim_id, c.size, c.settled, c.claimed_at from pull_claim c
   where c.subscription_id = $1 and c.claim_id = any(array(select distinct claim_id from asked)) and c.held_until > $2
-    and ($3::text is null or {_UNCHANGED.format("$1", "$3")})
+    and ($3::text is null or {UNCHANGED.format("$1", "$3")})
   order by c.claim_id for update
 ), days as materialized (
   select d.low, d.high from day d where d.state = 'open'
@@ -371,6 +374,12 @@ async def look(connection: Connection, subscription_id: int, now: datetime) -> C
     """Return whether there is something to claim; None if the subscription is of another type, or is gone."""
     row = await connection.fetchrow(LOOK, subscription_id, now)
     return None if row is None else ClaimLook(**row)
+
+
+async def is_unchanged(connection: Connection, pulled: PulledSubscription) -> bool:
+    """Return whether the row of the subscription is as it was read."""
+    unchanged: bool = await connection.fetchval(IS_UNCHANGED, pulled.subscription.subscription_id, pulled.version)
+    return unchanged
 
 
 async def pulled(connection: Connection, name: str) -> PulledSubscription | Subscription | None:

@@ -11,6 +11,7 @@ from app.database.columns import Column, Parameters
 from app.database.connection import Connection
 from app.store.pull.claims import (
     MADE,
+    UNCHANGED,
     ClaimStatement,
     NewClaim,
     PulledSubscription,
@@ -119,6 +120,7 @@ CLAIM_FURTHER_IN_ORDER = ClaimStatement(partial(_claim_new_in_order, further=Tru
 # 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
 #    held. So a claim takes the first ones of a key together, up to RUN.
 # 3. `chosen` takes the keys by the due time and the offset of their first row, and leaves out those that claims hold.
+# Nothing is read if the subscription ($1) was changed since its row had the version $6; null: any.
 _CHOSEN = f"""
 with out as materialized (
   {KEYS_OUT.format("$1")}
@@ -127,6 +129,7 @@ with out as materialized (
     {REPLAYS}
   ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4
     and d.leased_until is null and d.key is not null
+  where $6::text is null or {UNCHANGED.format("$1", "$6")}
 ), rows as materialized (
   select d.ctid as at, d.transaction_id, d.position, d.replay, d.key, d."offset", d.due_at,
     octet_length(d.body) as size, d.leased_until is not null as held,
@@ -136,6 +139,7 @@ with out as materialized (
   ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and (
     d.due_at <= $4 or d.key is not null and d.key in (select key from due) and {BLOCKS.format("d", "$4")}
   )
+  where $6::text is null or {UNCHANGED.format("$1", "$6")}
 ), placed as materialized (
   select r.*, r.due_at as first_due, r."offset" as first, 1 as place, r.claimable as unbroken, false as held_key
   from rows r
@@ -189,14 +193,17 @@ async def claim_new_in_order(
 
 
 async def claim_stored_in_order(
-    connection: Connection, subscription_id: int, room: int, until: datetime, now: datetime, *, hold: bool
+    connection: Connection, pulled: PulledSubscription, room: int, until: datetime, now: datetime
 ) -> list[StoredClaim]:
-    """Claim up to `room` rows that are due until a time. Needs the lock. `hold`: none behind a dead letter."""
-    rows = await connection.fetch(CLAIM_STORED_IN_ORDER, subscription_id, room, until, now, hold)
+    """Claim up to `room` rows that are due until a time; none if the subscription changed. Needs the lock."""
+    subscription = pulled.subscription
+    hold = subscription.on_dead is OnDead.HOLD
+    arguments = (subscription.subscription_id, room, until, now, hold, pulled.version)
+    rows = await connection.fetch(CLAIM_STORED_IN_ORDER, *arguments)
     return [StoredClaim(Outgoing(*message), replay) for *message, replay in rows]
 
 
 async def count_in_order(connection: Connection, subscription_id: int, most: int, now: datetime, *, hold: bool) -> int:
-    """Return how many rows `claim_stored_in_order` would claim, up to `most`."""
-    count: int = await connection.fetchval(COUNT_IN_ORDER, subscription_id, most, None, now, hold)
+    """Return how many rows `claim_stored_in_order` would claim, up to `most`. `hold`: none behind a dead letter."""
+    count: int = await connection.fetchval(COUNT_IN_ORDER, subscription_id, most, None, now, hold, None)
     return count
