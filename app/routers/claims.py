@@ -244,8 +244,9 @@ async def _claimed(
         if found.messages or left_s <= 0:
             break
         waits_for = str(subscription.subscription_id)
-        # A part of the log had nothing for the subscription, and it goes on.
-        if not found.more and not await runtime.waiting_consumers.wait(waits_for, at_most, left_s):
+        # With `more` a part of the log had nothing for the subscription, and it goes on.
+        woken = found.more or await runtime.waiting_consumers.wait(waits_for, at_most, left_s)
+        if not woken and await _is_same(runtime, name, subscription):
             break
         # What it claimed would be lost until its time is over.
         if await is_gone():
@@ -254,6 +255,13 @@ async def _claimed(
         caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
         caller.must_have_subscription(name)
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
+
+
+async def _is_same(runtime: Runtime, name: str, subscription: Subscription) -> bool:
+    """Return whether a subscription still has its name, after a claim that no one woke has waited for it."""
+    async with runtime.claim_connections.connection() as connection:
+        known = await _pulled(runtime, connection, name)
+    return known.subscription.subscription_id == subscription.subscription_id
 
 
 def _bounds(settings: Settings, wanted: _Claim) -> tuple[int, timedelta]:
