@@ -12,6 +12,7 @@ from app.database.connection import Connection
 from app.database.notifier import CLAIMABLE, WakeUps
 from app.pull.wake import ConsumerListener, wake_consumers
 from app.relay.loop import Relay
+from app.routers import claims
 from app.runtime.state import Runtime
 from tests.conftest import app_of
 from tests.support.consumers import Consumer, lapse, put_pulled
@@ -220,6 +221,39 @@ async def test_a_claim_asks_for_a_new_subscription_of_the_name_when_its_time_is_
             await put_pulled(client)
         else:
             assert [one["offset"] for one in answer.json()["messages"]] == (sent if then == "new" else [])
+
+
+async def test_of_the_claims_that_read_on_one_has_a_connection(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pull.claiming.PUT_OFF_AT_ONCE", 1)
+    monkeypatch.setattr("app.pull.claiming.SPAN", 2)
+    monkeypatch.setattr("app.pull.claiming.SPAN_LEAST", 2)
+    await publish(client, *(order(n, deliver_after_s=3600) for n in range(60)))
+    claim, out, most = claims._claim_connected, 0, 0
+    begun: set[Any] = set()
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal out, most
+        # The first claim of each request finds something to read.
+        if (task := asyncio.current_task()) not in begun:
+            begun.add(task)
+            return await claim(*arguments)
+        out += 1
+        most = max(most, out)
+        try:
+            return await claim(*arguments)
+        finally:
+            out -= 1
+
+    monkeypatch.setattr(claims, "_claim_connected", counted)
+    async with waiting(runtime, consumer, 6, max=1) as tasks:
+        assert most == 1
+        sent = await publish(client, *(order(n) for n in range(6)))
+        await look(runtime)
+        async with asyncio.timeout(20):
+            claimed = await asyncio.gather(*tasks)
+    assert sorted(one["offset"] for messages in claimed for one in messages) == sent
 
 
 async def test_claims_of_a_paused_subscription_wait_on(
