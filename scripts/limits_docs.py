@@ -98,6 +98,10 @@ GROUPS = (
     Limit("app.schemas.replays.KEYS_MAX", "keys of one replay"),
     Limit("app.schemas.claims.HANDLES_MAX", "messages that a consumer settles in one request"),
     Limit("app.schemas.claims.WAIT_MOST_S", "seconds for which a claim of messages waits"),
+    Limit(
+        "app.pull.claiming.PUT_OFF_AT_ONCE",
+        "messages that are delayed, or whose key is out, after which a claim reads no more of the log: `more: true`",
+    ),
     Limit("app.schemas.claims.RETRY_AFTER_MOST_S", "seconds of a consumer's `retry_after_s`"),
     Limit("app.routers.replays.RUNNING_MAX", "replays of a subscription that run at once; above it 409"),
 )

@@ -1,7 +1,7 @@
 """Hand out messages of a subscription to a consumer that asks."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from uuid import UUID
@@ -11,15 +11,26 @@ from app.database.connection import Connection
 from app.pull.handles import at_of, handles_of
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.store.pull import ordered_claims
-from app.store.pull.claims import NewClaim, PulledSubscription, claim_new, claim_next, look, pace, paced_until
+from app.store.pull.claims import (
+    NewClaim,
+    PulledSubscription,
+    claim_new,
+    claim_next,
+    is_unchanged,
+    look,
+    pace,
+    paced_until,
+)
 from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
-from app.verdicts import OnDead, Ordered, SubscriptionState
+from app.verdicts import Ordered, SubscriptionState
 
 # A claim reads this many log entries for each message that it has room for, and at least SPAN_LEAST. While it finds
-# none that the subscription takes, it reads SPAN entries at a time, this many times.
+# none that it can hand out, it reads SPAN entries at a time, this many times.
 SPAN_TIMES, SPAN_LEAST, SPANS_AT_ONCE = 2, 64, 25
+# It reads on no more after so many delayed messages, and messages of keys that are out, each of which it stores.
+PUT_OFF_AT_ONCE = 10_000
 
 
 @dataclass(slots=True)
@@ -105,16 +116,19 @@ async def _claim(
     if found is None:
         return nothing
     if found.stored:
-        stored, now = await _claim_stored(connection, clock, subscription, at_most, invisible)
+        stored, now = await _claim_stored(connection, clock, pulled, at_most, invisible)
         if stored:
             messages = _of_rows(stored, found.handle_key, subscription, now)
             return ClaimedBatch(messages, True, now + invisible)
-    span = _span(at_most)
-    for _ in range(SPANS_AT_ONCE if found.logged else 0):
-        new = await _claim_new(connection, clock, pulled, at_most, span, invisible)
+        if not await is_unchanged(connection, pulled):
+            return replace(nothing, more=True)
+    span, put_off = _span(at_most), 0
+    for turn in range(SPANS_AT_ONCE if found.logged else 0):
+        new = await _claim_new(connection, clock, pulled, at_most, span, invisible, further=turn > 0)
         if new.claim_id is not None:
             return _of_claim(new, found.handle_key, subscription, invisible)
-        if new.refused:
+        put_off += new.put_off
+        if new.refused or put_off >= PUT_OFF_AT_ONCE:
             break
         if not new.more:
             return nothing
@@ -123,35 +137,39 @@ async def _claim(
 
 
 async def _claim_stored(
-    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, invisible: timedelta
 ) -> tuple[list[StoredClaim], datetime]:
     """Claim rows of delivery_retry; return them with the time of the claim."""
-    subscription_id = subscription.subscription_id
-    if subscription.ordered is Ordered.NONE:
+    if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_stored(connection, subscription_id, at_most, now + invisible, now), now
+        return await claim_stored(connection, pulled, at_most, now + invisible, now), now
     async with connection.transaction():
-        await ordered_claims.lock(connection, subscription_id)
+        await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         # After the lock, so that no message is claimed before the receipt of the one before it.
         now = clock.now()
-        hold = subscription.on_dead is OnDead.HOLD
-        stored = await ordered_claims.claim_stored_in_order(
-            connection, subscription_id, at_most, now + invisible, now, hold=hold
-        )
+        stored = await ordered_claims.claim_stored_in_order(connection, pulled, at_most, now + invisible, now)
     return stored, now
 
 
 async def _claim_new(
-    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, span: int, invisible: timedelta
+    connection: Connection,
+    clock: Clock,
+    pulled: PulledSubscription,
+    at_most: int,
+    span: int,
+    invisible: timedelta,
+    *,
+    further: bool,
 ) -> NewClaim:
     """Claim messages of the log."""
     if pulled.subscription.ordered is Ordered.NONE:
         now = clock.now()
-        return await claim_new(connection, pulled, at_most, span, now + invisible, now)
+        return await claim_new(connection, pulled, at_most, span, now + invisible, now, further=further)
     async with connection.transaction():
         await ordered_claims.lock(connection, pulled.subscription.subscription_id)
         now = clock.now()
-        return await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, now + invisible, now)
+        until = now + invisible
+        return await ordered_claims.claim_new_in_order(connection, pulled, at_most, span, until, now, further=further)
 
 
 def _handed_out(

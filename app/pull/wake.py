@@ -7,7 +7,7 @@ from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.pull.ordered_claims import count_in_order
-from app.store.pull.waiting import Claimable, claimable
+from app.store.pull.waiting import Claimable, claimable, removed
 from app.verdicts import OnDead, Ordered
 
 # The longest time until a waiting consumer sees what woke no one, such as a resumed subscription.
@@ -21,14 +21,18 @@ MOST = 2**31 - 1
 
 
 async def wake_consumers(runtime: Runtime, now: datetime) -> StepResult:
-    """Wake as many consumers as there are messages for."""
+    """Wake as many consumers as there are messages for, and all of a subscription that is gone."""
     waiting = runtime.waiting_consumers
     limits = {int(subscription): min(most, MOST) for subscription, most in waiting.limits.items()}
     if not limits:
         return StepResult()
     async with runtime.database.keyed() as connection:
         found = await claimable(connection, limits, now)
+        others = limits.keys() - {one.subscription_id for one in found}
+        gone = await removed(connection, others) if others else []
         counts = [await _count(connection, one, limits[one.subscription_id], now) for one in found]
+    for subscription_id in gone:
+        waiting.wake(str(subscription_id), waiting.limits[str(subscription_id)])
     times = [one.next_at for one in found]
     for one, count in zip(found, counts, strict=True):
         room, paced_until = _room(one, count, now)

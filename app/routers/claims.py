@@ -4,6 +4,7 @@ import asyncio
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Annotated, TypeVar
 from uuid import UUID
@@ -236,24 +237,40 @@ async def _claimed(
     at_most, invisible = _bounds(runtime.settings, wanted)
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.wait_s
-    while True:
-        async with runtime.claim_connections.connection() as connection:
-            once = _claim_and_note if caller.role is Role.ADMIN else _claim_once
-            subscription, found = await once(runtime, connection, caller, name, at_most, invisible)
-        left_s = until - loop.time()
-        if found.messages or left_s <= 0:
-            break
-        waits_for = str(subscription.subscription_id)
-        # A part of the log had nothing for the subscription, and it goes on.
-        if not found.more and not await runtime.waiting_consumers.wait(waits_for, at_most, left_s):
-            break
-        # What it claimed would be lost until its time is over.
-        if await is_gone():
-            break
-        # The key may have ended, or have another scope, since the request came.
-        caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
-        caller.must_have_subscription(name)
+    subscription, found = await _claim_connected(runtime, caller, name, at_most, invisible)
+    while not found.messages and (left_s := until - loop.time()) > 0:
+        waits_for, waiting = str(subscription.subscription_id), runtime.waiting_consumers
+        # With `more` a part of the log had nothing for the subscription, and it goes on. One claim at a time reads on,
+        # so that those that wait for the cursor do not use up the connections.
+        async with waiting.turn(waits_for, left_s) if found.more else nullcontext(True) as may_go_on:
+            if not may_go_on:
+                break
+            woken = found.more or await waiting.wait(waits_for, at_most, left_s)
+            if not woken and await _is_same(runtime, name, subscription):
+                break
+            # What it claimed would be lost until its time is over.
+            if await is_gone():
+                break
+            # The key may have ended, or have another scope, since the request came.
+            caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
+            caller.must_have_subscription(name)
+            subscription, found = await _claim_connected(runtime, caller, name, at_most, invisible)
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
+
+
+async def _claim_connected(
+    runtime: Runtime, caller: Caller, name: str, at_most: int, invisible: timedelta
+) -> tuple[Subscription, ClaimedBatch]:
+    once = _claim_and_note if caller.role is Role.ADMIN else _claim_once
+    async with runtime.claim_connections.connection() as connection:
+        return await once(runtime, connection, caller, name, at_most, invisible)
+
+
+async def _is_same(runtime: Runtime, name: str, subscription: Subscription) -> bool:
+    """Return whether a subscription still has its name, after a claim that no one woke has waited for it."""
+    async with runtime.claim_connections.connection() as connection:
+        known = await _pulled(runtime, connection, name)
+    return known.subscription.subscription_id == subscription.subscription_id
 
 
 def _bounds(settings: Settings, wanted: _Claim) -> tuple[int, timedelta]:

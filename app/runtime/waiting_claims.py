@@ -5,7 +5,10 @@ A waiting claim costs no database turn: one look serves all.
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,7 @@ class WaitingClaims:
     def __init__(self) -> None:
         self.look = asyncio.Event()
         self._by_group: dict[str, deque[_Waiting]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closed = False
 
     @property
@@ -58,6 +62,21 @@ class WaitingClaims:
             if not waiting and self._by_group.get(group) is waiting:
                 del self._by_group[group]
         return not self._closed
+
+    @asynccontextmanager
+    async def turn(self, group: str, within_s: float) -> AsyncIterator[bool]:
+        """Let one claim of a group at a time go on; False if the time is over or the process stops."""
+        lock = self._turns.setdefault(group, asyncio.Lock())
+        try:
+            async with asyncio.timeout(within_s):
+                await lock.acquire()
+        except TimeoutError:
+            yield False
+            return
+        try:
+            yield not self._closed
+        finally:
+            lock.release()
 
     def wake(self, group: str, due: int) -> None:
         """Wake the first claims of a group, as many as take this many checks together."""

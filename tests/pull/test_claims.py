@@ -648,6 +648,32 @@ async def test_filters_choose_the_messages(client: httpx.AsyncClient, group: str
     assert [one["offset"] for one in await Consumer(client).claim()] == [sent[0], sent[3]]
 
 
+async def test_a_claim_of_one_message_passes_all_that_are_delayed(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    late = await publish(client, *(order(n, deliver_after_s=3600) for n in range(60)))
+    early = await publish(client, order(60), order(61))
+    await publish(client, order(62, deliver_after_s=3600))
+    assert [one["offset"] for one in await consumer.claim(max=1)] == early[:1]
+    assert await db.fetchval("select count(*) from delivery_retry") == len(late)
+    assert await db.fetchval('select "offset" from pull_cursor') == early[0]
+    assert [one["offset"] for one in await consumer.claim(max=2)] == early[1:]
+
+
+async def test_a_claim_stores_so_many_that_wait_and_no_more(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pull.claiming.SPAN_LEAST", 10)
+    monkeypatch.setattr("app.pull.claiming.SPAN", 10)
+    monkeypatch.setattr("app.pull.claiming.PUT_OFF_AT_ONCE", 25)
+    await publish(client, *(order(n, deliver_after_s=3600) for n in range(40)))
+    [due] = await publish(client, order(41))
+    answer = (await client.post("/subscriptions/worker/claim", json={"max": 5})).json()
+    assert (answer["messages"], answer["more"]) == ([], True)
+    assert await db.fetchval("select count(*) from delivery_retry") == 25
+    assert [one["offset"] for one in await consumer.claim(max=5)] == [due]
+
+
 async def test_a_message_far_behind_others_is_found(
     client: httpx.AsyncClient, consumer: Consumer, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

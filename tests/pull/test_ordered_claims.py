@@ -251,6 +251,46 @@ async def test_a_long_run_of_a_key_is_divided_and_leaves_room_for_others(
     assert offsets(await consumer.claim(max=5)) == sent[33:38]
 
 
+async def test_a_claim_of_one_message_passes_all_that_wait_for_a_key(
+    client: httpx.AsyncClient, consumer: Consumer
+) -> None:
+    await publish(client, keyed("a", 0))
+    assert len(await consumer.claim(max=1)) == 1
+    await publish(client, *(keyed("a", n) for n in range(1, 60)))
+    sent = await publish(client, *(keyed(key, n) for n, key in enumerate("babca")))
+    assert offsets(await consumer.claim(max=1)) == sent[:1]
+    # The next message of `b` waits for the first now, and `c` does not.
+    assert offsets(await consumer.claim(max=1)) == sent[3:4]
+    assert await consumer.claim(max=1) == []
+
+
+async def test_a_claim_passes_what_waits_only_up_to_what_does_not_fit(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, keyed("a", 0))
+    [held] = await consumer.claim(max=1)
+    early = await publish(client, *(keyed("a", n) for n in range(1, 30)))
+    sent = await publish(client, *(keyed(key, n) for n, key in enumerate(["b", "a", "c", "a", "b", None, "a", "d"])))
+    first = await consumer.claim(max=3)
+    assert offsets(first) == [sent[0], sent[2], sent[4]]
+    waiting_rows = await db.fetch('select "offset" from delivery_retry order by "offset"')
+    assert [row["offset"] for row in waiting_rows] == [*early, sent[1], sent[3]]
+    assert await db.fetchval('select "offset" from pull_cursor') == sent[5] - 1
+    assert offsets(await consumer.claim(max=3)) == [sent[5], sent[7]]
+    assert await consumer.ack(held) == [200]
+    assert offsets(await consumer.claim(max=100)) == [*early, sent[1], sent[3], sent[6]]
+
+
+async def test_a_large_message_that_waits_takes_no_room_of_another(
+    client: httpx.AsyncClient, consumer: Consumer
+) -> None:
+    await publish(client, keyed("a", 0))
+    assert len(await consumer.claim(max=1)) == 1
+    await publish(client, *(keyed("a", n, body="x" * 3_000_000) for n in range(4)))
+    sent = await publish(client, *(keyed("b", n, body="x" * 3_000_000) for n in range(4)))
+    assert offsets(await consumer.claim(max=10)) == sent[:3]
+
+
 async def test_bodies_that_are_large_keep_the_order(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:
@@ -270,18 +310,20 @@ async def test_with_many_waiting_messages_the_log_is_not_read_on(
 ) -> None:
     from app.store.pull import ordered_claims, waiting
 
-    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
-    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("10000", "20")))
+    for statement in (ordered_claims.CLAIM_NEW_IN_ORDER, ordered_claims.CLAIM_FURTHER_IN_ORDER):
+        parameters, sql = statement.plain
+        monkeypatch.setattr(statement, "plain", (parameters, sql.replace("10000", "20")))
     monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("10000", "20"))
     [first, *_] = await publish(client, *(keyed("a", n) for n in range(60)))
     [held] = await consumer.claim(max=1)
     assert held["offset"] == first
     while await consumer.claim(max=5):
         raise AssertionError("only one message of the key is out")
-    waiting_rows = await db.fetchval("select count(*) from delivery_retry")
-    assert 20 <= waiting_rows <= 25
-    [other] = await publish(client, keyed("b", 1))
+    # What was found in one read waits, and nothing more.
+    assert await db.fetchval("select count(*) from delivery_retry") == 59
+    *_, other = await publish(client, keyed("a", 60), keyed("b", 1))
     assert await consumer.claim(max=5) == []
+    assert await db.fetchval("select count(*) from delivery_retry") == 59
     # A consumer that waits is not woken for what it cannot get.
     task = asyncio.create_task(consumer.claim(max=5, wait_s=25))
     async with asyncio.timeout(20):
@@ -315,8 +357,9 @@ async def test_what_keeps_no_other_message_back_does_not_stop_the_log(
 ) -> None:
     from app.store.pull import ordered_claims, waiting
 
-    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
-    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("10000", "20")))
+    for statement in (ordered_claims.CLAIM_NEW_IN_ORDER, ordered_claims.CLAIM_FURTHER_IN_ORDER):
+        parameters, sql = statement.plain
+        monkeypatch.setattr(statement, "plain", (parameters, sql.replace("10000", "20")))
     monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("10000", "20"))
     if how == "delayed":
         await publish(client, *(keyed(f"k{n}", n, deliver_after_s=1800) for n in range(25)))
@@ -342,8 +385,9 @@ async def test_with_very_many_delayed_messages_the_log_is_not_read_on(
 ) -> None:
     from app.store.pull import ordered_claims, waiting
 
-    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
-    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("50000", "20")))
+    for statement in (ordered_claims.CLAIM_NEW_IN_ORDER, ordered_claims.CLAIM_FURTHER_IN_ORDER):
+        parameters, sql = statement.plain
+        monkeypatch.setattr(statement, "plain", (parameters, sql.replace("50000", "20")))
     monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("50000", "20"))
     await publish(client, *(keyed(f"k{n}", n, deliver_after_s=1800) for n in range(25)))
     assert await consumer.claim(max=30) == []

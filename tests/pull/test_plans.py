@@ -6,9 +6,17 @@ from hashlib import sha256
 import pytest
 
 from app.database.connection import Connection
-from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIM_NEXT, SETTLED, ClaimStatement, HeldMessage
+from app.store.pull.claims import (
+    ACKNOWLEDGE,
+    CLAIM_FURTHER,
+    CLAIM_NEW,
+    CLAIM_NEXT,
+    SETTLED,
+    ClaimStatement,
+    HeldMessage,
+)
 from app.store.pull.held_retries import HELD, LOCK_HELD
-from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER, FULL
+from app.store.pull.ordered_claims import CLAIM_FURTHER_IN_ORDER, CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER, FULL
 from app.store.pull.sweeps import CLAIMS_AT_ONCE, PUT_OFF, PUT_OFF_AT_ONCE, TAKE_OVER, put_off
 from app.store.pull.waiting import CLAIMABLE, SPAN
 from app.store.pull.waiting_limits import LOCK_WAITING, OLDEST, OLDEST_AHEAD, PASS_OVER, PASSER, WAITING_ROWS
@@ -40,7 +48,7 @@ on conflict (subscription_id) do update set "offset" = $1
 
 
 @BOTH_PLANS
-@pytest.mark.parametrize("statement", [CLAIM_NEW, CLAIM_NEXT])
+@pytest.mark.parametrize("statement", [CLAIM_NEW, CLAIM_NEXT, CLAIM_FURTHER])
 async def test_a_claim_reads_a_short_range_of_the_log(
     full: Connection, generic: bool, statement: ClaimStatement
 ) -> None:
@@ -59,14 +67,17 @@ async def test_a_claim_reads_a_short_range_of_the_log(
 
 
 @BOTH_PLANS
-async def test_a_claim_in_the_order_of_keys_reads_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [CLAIM_NEW_IN_ORDER, CLAIM_FURTHER_IN_ORDER])
+async def test_a_claim_in_the_order_of_keys_reads_a_short_range_of_the_log(
+    full: Connection, generic: bool, statement: ClaimStatement
+) -> None:
     low, high = await ends(full)
     version = await full.fetchval(SUBSCRIPTION)
     await full.execute(CURSOR, (low + high) // 2)
     # As on the connections of these statements; a scan of one page costs less than an index.
     await full.execute("set enable_seqscan = off")
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
-    parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
+    parameters, sql = statement.of(reader)
     asked = {"version": version, "room": ROOM, "span": READ, "held_until": UNTIL, "sweep_at": UNTIL, "now": NOW}
     asked["hold"] = True
     found = big(await scans(full, sql, parameters.types, parameters.arguments(reader, **asked), generic=generic))
@@ -85,8 +96,8 @@ async def test_a_claim_of_stored_messages_in_order_reads_each_row_twice(full: Co
         [(*row, NOW - timedelta(minutes=1)) for row in rows],
     )
     await full.execute("analyze delivery_retry; set enable_seqscan = off")
-    types = ["int", "int", "timestamptz", "timestamptz", "bool"]
-    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True], generic=generic)
+    types = ["int", "int", "timestamptz", "timestamptz", "bool", "text"]
+    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True, None], generic=generic)
     assert sequential_scans(big(found)) == []
     # Once to find the keys, once to find the order, and once for each row that is taken.
     assert sum(scan.rows for scan in found if scan.table == "delivery_retry") <= 2 * 500 + ROOM
@@ -107,8 +118,8 @@ async def test_delayed_messages_cost_a_claim_in_the_order_of_keys_little(full: C
     # Those that are due, and in an index all of them, up to ROWS_MOST.
     assert sorted(scan.rows for scan in found) == [20, 500]
     # The log is asked for the messages that are taken, not for those of other keys that may be delayed.
-    types = ["int", "int", "timestamptz", "timestamptz", "bool"]
-    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True], generic=generic)
+    types = ["int", "int", "timestamptz", "timestamptz", "bool", "text"]
+    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True, None], generic=generic)
     assert sequential_scans(big(found)) == []
     assert 0 < sum(scan.rows for scan in scans_of(found, "outbox")) <= 20
 

@@ -71,6 +71,28 @@ async def test_a_claim_that_waits_while_its_subscription_changes_claims_by_the_n
     assert [one["offset"] for one in claimed if one["offset"] >= sent[0]] == sent
 
 
+@WAYS
+@pytest.mark.usefixtures("group")
+async def test_a_claim_of_a_subscription_that_was_read_before_its_pause_hands_out_nothing_stored(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, fields: dict[str, Any]
+) -> None:
+    await put_pulled(client, **fields)
+    consumer = Consumer(client)
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    await consumer.settle("nack", message["handle"], retry_after_s=0)
+    known = await pulled(db, "worker")
+    assert isinstance(known, PulledSubscription)
+    assert (await client.post("/subscriptions/worker/pause")).status_code == 200
+    # A rate allows the next message a moment after the first.
+    runtime.clock.offset_s += 1
+    found = await claim(db, runtime.clock, known, 10, HELD)
+    assert (found.messages, found.more) == ([], True)
+    assert await consumer.claim() == []
+    assert (await client.post("/subscriptions/worker/resume")).status_code == 200
+    assert [one["attempt"] for one in await consumer.claim()] == [2]
+
+
 @pytest.mark.usefixtures("group")
 async def test_a_worker_that_read_a_subscription_before_its_change_passes_nothing_over(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection

@@ -12,6 +12,7 @@ from app.database.connection import Connection
 from app.database.notifier import CLAIMABLE, WakeUps
 from app.pull.wake import ConsumerListener, wake_consumers
 from app.relay.loop import Relay
+from app.routers import claims
 from app.runtime.state import Runtime
 from tests.conftest import app_of
 from tests.support.consumers import Consumer, lapse, put_pulled
@@ -26,6 +27,7 @@ async def consumer(client: httpx.AsyncClient, group: str) -> Consumer:
 
 
 Claims = list["asyncio.Task[list[dict[str, Any]]]"]
+Answers = list["asyncio.Task[httpx.Response]"]
 
 
 @asynccontextmanager
@@ -151,18 +153,116 @@ async def test_waiting_claims_are_answered_before_the_process_stops(consumer: Co
         assert await asyncio.gather(*tasks) == [[], []]
 
 
-async def test_the_subscription_is_deleted_while_a_claim_waits(
+@asynccontextmanager
+async def asking(client: httpx.AsyncClient, runtime: Runtime, wait_s: float) -> AsyncIterator[Answers]:
+    """Let two claims of `worker` wait, and give their answers."""
+    claim = {"max": 1, "wait_s": wait_s}
+    tasks = [asyncio.create_task(client.post("/subscriptions/worker/claim", json=claim)) for _ in range(2)]
+    async with asyncio.timeout(20):
+        while sum(map(len, runtime.waiting_consumers._by_group.values())) < len(tasks):
+            await asyncio.sleep(0.01)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_subscription_is_deleted_while_claims_wait(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
 ) -> None:
-    answer = asyncio.create_task(client.post("/subscriptions/worker/claim", json={"wait_s": 25}))
-    async with asyncio.timeout(20):
-        while not runtime.waiting_consumers.any_waiting:
-            await asyncio.sleep(0.01)
-    await client.delete("/subscriptions/worker")
-    await look(runtime)
-    [subscription] = runtime.waiting_consumers.limits
-    runtime.waiting_consumers.wake(subscription, 1)
-    assert (await answer).status_code == 404
+    async with asking(client, runtime, 25) as answers:
+        await client.delete("/subscriptions/worker")
+        await look(runtime)
+        async with asyncio.timeout(20):
+            assert [answer.status_code for answer in await asyncio.gather(*answers)] == [404, 404]
+
+
+async def test_claims_that_wait_over_a_new_subscription_of_the_name_get_its_messages(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    async with asking(client, runtime, 25) as answers:
+        await client.delete("/subscriptions/worker")
+        await put_pulled(client)
+        sent = await publish(client, order(1), order(2))
+        await look(runtime)
+        async with asyncio.timeout(20):
+            claimed = [answer.json()["messages"] for answer in await asyncio.gather(*answers)]
+    assert sorted(one["offset"] for messages in claimed for one in messages) == sent
+
+
+async def test_a_claim_asks_for_a_new_subscription_of_the_name_when_its_time_is_over(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, over = asyncio.Event(), asyncio.Event()
+
+    async def wait(group: str, most: int, within_s: float) -> bool:
+        waits.set()
+        await over.wait()
+        return False
+
+    monkeypatch.setattr(runtime.waiting_consumers, "wait", wait)
+    for then in ("new", "gone", "same"):
+        waits.clear()
+        over.clear()
+        task = asyncio.create_task(client.post("/subscriptions/worker/claim", json={"wait_s": 25}))
+        async with asyncio.timeout(20):
+            await waits.wait()
+        if then != "same":
+            await client.delete("/subscriptions/worker")
+        if then == "new":
+            await put_pulled(client)
+            sent = await publish(client, order(1))
+        over.set()
+        answer = await task
+        if then == "gone":
+            assert answer.status_code == 404
+            await put_pulled(client)
+        else:
+            assert [one["offset"] for one in answer.json()["messages"]] == (sent if then == "new" else [])
+
+
+async def test_of_the_claims_that_read_on_one_has_a_connection(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pull.claiming.PUT_OFF_AT_ONCE", 1)
+    monkeypatch.setattr("app.pull.claiming.SPAN", 2)
+    monkeypatch.setattr("app.pull.claiming.SPAN_LEAST", 2)
+    await publish(client, *(order(n, deliver_after_s=3600) for n in range(60)))
+    claim, out, most = claims._claim_connected, 0, 0
+    begun: set[Any] = set()
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal out, most
+        # The first claim of each request finds something to read.
+        if (task := asyncio.current_task()) not in begun:
+            begun.add(task)
+            return await claim(*arguments)
+        out += 1
+        most = max(most, out)
+        try:
+            return await claim(*arguments)
+        finally:
+            out -= 1
+
+    monkeypatch.setattr(claims, "_claim_connected", counted)
+    async with waiting(runtime, consumer, 6, max=1) as tasks:
+        assert most == 1
+        sent = await publish(client, *(order(n) for n in range(6)))
+        await look(runtime)
+        async with asyncio.timeout(20):
+            claimed = await asyncio.gather(*tasks)
+    assert sorted(one["offset"] for messages in claimed for one in messages) == sent
+
+
+async def test_claims_of_a_paused_subscription_wait_on(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    async with asking(client, runtime, 25):
+        await client.post("/subscriptions/worker/pause")
+        await look(runtime)
+        assert sum(map(len, runtime.waiting_consumers._by_group.values())) == 2
 
 
 async def test_nothing_is_claimed_for_a_consumer_that_has_gone(

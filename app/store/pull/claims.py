@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -48,7 +49,10 @@ from subscription where name = $1 and deleted_at is null
 """  # noqa: S608 -- constants
 
 # Whether the row of the subscription {0} still has the version {1}: it was not changed, paused or deleted.
-_UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
+UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
+
+# Served by the primary key.
+IS_UNCHANGED = f"select {UNCHANGED.format('$1', '$2')}"
 
 # What a claim from the log is asked for, and its reader. `version`: that of the subscription's row.
 OF_CLAIM = (
@@ -77,49 +81,64 @@ class ClaimStatement:
         return self.plain if reader.route.headers is None else self.by_headers
 
 
-def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
-    """Return the parts of a claim that read the log; `span`: how many entries; `only_if`: a condition of the claim.
+def log_read(claimer: Parameters, span: str, judged: str, only_if: str = "true", *, further: bool = False) -> str:
+    """Return the parts of a claim that read the log.
+
+    `span`: how many entries. `judged`: the part of this name, with the entries of `matched`, and for each `waits`:
+    whether it cannot be handed out yet. `only_if`: a condition of the claim. `further`: it follows a read that had
+    nothing to hand out.
 
     It reads nothing if the subscription was changed since it was read: what was committed after a change of topics or
     filters is in this snapshot only with the change, and is never passed over by the former ones.
 
-    `matched` stops at the entry that fills the room, and reads at most `span` entries in log order. `bodies` is bounded
-    by the bytes of bodies. `reach` is the offset that the cursor moves to, and whether there may be more. Without a
-    full room it is the end of what was read, which only then is looked up. `more` is null if the claim must not read.
-    `waited` is how long the statement took until it had read the log, above all its wait for the lock on the cursor, by
-    the database's own clock; 0 below WAIT_COUNTED_S.
+    `matched` reads at most `span` entries in log order. It stops at the entry that fills the room, as if none waits; a
+    further read does not. There `unfit` is the first entry that can be handed out and for which there is no room; to
+    look for it costs a claim a tenth of its time. `bodies` is bounded by it, and by the bytes of bodies that can be
+    handed out. `reach` is the offset that the cursor moves to, and whether there may be more: before the first entry
+    that does not fit, or else the end of what was read, which only then is looked up. `more` is null if the claim must
+    not read. `waited` is how long the statement took until it had read the log, above all its wait for the lock on the
+    cursor, by the database's own clock; 0 below WAIT_COUNTED_S.
     """
     entries = f"""from outbox o where o."offset" > k."offset" order by o."offset" limit {span}"""
+    most, room = claimer["span" if further else "room"], claimer["room"]
+    unfit = f""", unfit as materialized (
+  select "offset" from judged where not waits order by "offset" offset {room} limit 1
+)"""  # noqa: S608 -- constants
     return f"""cursor as materialized (
   select k."offset" from pull_cursor k
   where k.subscription_id = {claimer["subscription_id"]}
-    and {_UNCHANGED.format(claimer["subscription_id"], claimer["version"])} and {only_if}
+    and {UNCHANGED.format(claimer["subscription_id"], claimer["version"])} and {only_if}
   for update
 ), matched as materialized (
   select n.* from cursor k cross join lateral (
     select s.* from (
       select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
       {entries}
-    ) s where {takes_sql(claimer)} order by s."offset" limit {claimer["room"]}
+    ) s where {takes_sql(claimer)} order by s."offset" limit {most}
   ) n
-), bodies as materialized (
-  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
-    sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
-  from matched m, lateral (
-    select producer_group, headers, content_type, body, traceparent from half h
-    where h.transaction_id = m.transaction_id and h.position = m.position offset 0
+), {judged}{unfit if further else ""}, bodies as materialized (
+  select j.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
+    sum(h.size) over (order by j."offset" rows unbounded preceding) - h.size as before
+  from judged j, lateral (
+    select producer_group, headers, content_type, body, traceparent,
+      case when j.waits then 0 else octet_length(body) end as size
+    from half h where h.transaction_id = j.transaction_id and h.position = j.position offset 0
   ) h
+  {f'where j."offset" < coalesce((select "offset" from unfit), {NEWEST})' if further else ""}
 ), reach as materialized (
-  select coalesce(c."offset", case when m.count >= {claimer["room"]} then m.last else s.last end) as "offset",
+  select coalesce(c."offset", case when m.count >= {most} then m.last else s.last end) as "offset",
     case when exists (select from cursor)
-      then c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} end as more,
+      then c."offset" is not null or m.count >= {most} or s.count >= {claimer["span"]} end as more,
     case when clock_timestamp() - statement_timestamp() >= interval '{WAIT_COUNTED_S} s'
       then clock_timestamp() - statement_timestamp() else interval '0' end as waited
   from (select count(*), max("offset") as last from matched) m
-  cross join (select min("offset") - 1 as "offset" from bodies where before >= {WINDOW_BYTES}) c
+  cross join (
+    select {'least(min("offset"), (select "offset" from unfit))' if further else 'min("offset")'} - 1 as "offset"
+    from bodies where before >= {WINDOW_BYTES} and not waits
+  ) c
   cross join lateral (
     select count(*), max(n."offset") as last
-    from cursor k cross join lateral (select o."offset" {entries}) n where m.count < {claimer["room"]}
+    from cursor k cross join lateral (select o."offset" {entries}) n where m.count < {most}
   ) s
 )"""  # noqa: S608 -- constants
 
@@ -154,33 +173,42 @@ def claimed(claimer: Parameters, made: Mapping[str, str]) -> str:
   where k.subscription_id = {claimer["subscription_id"]} and k."offset" < r."offset"
 )
 select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more,
-  null::timestamptz as claimed_at
+  null::timestamptz as claimed_at, null::bigint as put_off
 from made m cross join taken t
 union all
-select {", ".join(["null"] * len(LOGGED))}, null, r.more, {claimer["now"]} + r.waited from reach r
+select {", ".join(["null"] * len(LOGGED))}, null, r.more, {claimer["now"]} + r.waited, (select count(*) from later)
+from reach r
 order by "offset" nulls last
 """  # noqa: S608 -- constants
+
+
+# Delayed messages that are not due are not handed out.
+def _judged(claimer: Parameters) -> str:
+    return f"""judged as not materialized (
+  select m.*, coalesce(m.due_at > {claimer["now"]}, false) as waits from matched m
+)"""  # noqa: S608 -- constants
 
 
 # One statement, so one snapshot, and the lock on the cursor lasts as long as the statement and its commit. A claim that
 # waited for the lock reads the newest cursor and its own, older snapshot of the log: it finds less, and skips nothing,
 # because offsets become visible in order (see RECORD_ENDS).
-# Delayed messages that are not due go to delivery_retry (`later`), where the next claims find them.
-def _claim_new(claimer: Parameters, only_if: str = "true") -> str:
+# What waits goes to delivery_retry (`later`), where the next claims find it.
+def _claim_new(claimer: Parameters, only_if: str = "true", *, further: bool = False) -> str:
     return f"""
-with {log_read(claimer, claimer["span"], only_if)}, taken as materialized (
-  select b.* from bodies b, reach r
-  where b."offset" <= r."offset" and (b.due_at is null or b.due_at <= {claimer["now"]})
+with {log_read(claimer, claimer["span"], _judged(claimer), only_if, further=further)}, taken as materialized (
+  select b.* from bodies b, reach r where b."offset" <= r."offset" and not b.waits
 ), later as (
   insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
     waiting_since)
   select {claimer["subscription_id"]}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0, b.due_at, b.due_at
-  from bodies b, reach r where b."offset" <= r."offset" and b.due_at > {claimer["now"]}
+  from bodies b, reach r where b."offset" <= r."offset" and b.waits
   on conflict do nothing
+  returning 1
 ), {claimed(claimer, MADE)}"""  # noqa: S608 -- constants
 
 
 CLAIM_NEW = ClaimStatement(_claim_new)
+CLAIM_FURTHER = ClaimStatement(partial(_claim_new, further=True))
 
 # The same in one statement for a consumer that goes on: it claims nothing if something else comes first. Nothing is
 # locked then.
@@ -212,7 +240,7 @@ with asked as materialized (
 ), locked as materialized (
   select c.claim_id, c.size, c.settled, c.claimed_at from pull_claim c
   where c.subscription_id = $1 and c.claim_id = any(array(select distinct claim_id from asked)) and c.held_until > $2
-    and ($3::text is null or {_UNCHANGED.format("$1", "$3")})
+    and ($3::text is null or {UNCHANGED.format("$1", "$3")})
   order by c.claim_id for update
 ), days as materialized (
   select d.low, d.high from day d where d.state = 'open'
@@ -301,6 +329,7 @@ class NewClaim:
 
     `claimed_at`: when the claim had the cursor. `more`: the log goes on after what was read. `refused`: nothing was
     read, because the subscription was changed since it was read itself, or because something else comes first.
+    `put_off`: how many messages of the log went to delivery_retry.
     """
 
     claim_id: int | None
@@ -308,6 +337,7 @@ class NewClaim:
     messages: list[Outgoing]
     more: bool
     refused: bool
+    put_off: int
 
 
 @dataclass(slots=True)
@@ -346,6 +376,12 @@ async def look(connection: Connection, subscription_id: int, now: datetime) -> C
     return None if row is None else ClaimLook(**row)
 
 
+async def is_unchanged(connection: Connection, pulled: PulledSubscription) -> bool:
+    """Return whether the row of the subscription is as it was read."""
+    unchanged: bool = await connection.fetchval(IS_UNCHANGED, pulled.subscription.subscription_id, pulled.version)
+    return unchanged
+
+
 async def pulled(connection: Connection, name: str) -> PulledSubscription | Subscription | None:
     """Return a subscription by name, without its cursor if it is of another type, or None."""
     row = await connection.fetchrow(PULLED, name)
@@ -369,11 +405,21 @@ async def pace(connection: Connection, subscription_id: int, until: datetime) ->
 
 
 async def claim_new(
-    connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
+    connection: Connection,
+    pulled: PulledSubscription,
+    room: int,
+    span: int,
+    until: datetime,
+    now: datetime,
+    *,
+    further: bool = False,
 ) -> NewClaim:
-    """Claim up to `room` messages of the next `span` log entries until a time; refused if the subscription changed."""
+    """Claim up to `room` messages of the next `span` log entries until a time; refused if the subscription changed.
+
+    As many entries as there is room for are read at most, also of those that wait; with `further` all of them.
+    """
     reader = reader_of(pulled.subscription)
-    parameters, sql = CLAIM_NEW.of(reader)
+    parameters, sql = (CLAIM_FURTHER if further else CLAIM_NEW).of(reader)
     arguments = parameters.arguments(reader, **asked(pulled, room, span, until, now))
     return new_claim(await connection.fetch(sql, *arguments))
 
@@ -416,6 +462,7 @@ def new_claim(found: Sequence[Record]) -> NewClaim:
         [Outgoing(*row[:logged]) for row in rows],
         more=bool(last["more"]),
         refused=last["more"] is None,
+        put_off=last["put_off"],
     )
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from app.database.columns import Column, RowArrays, field_names, insert, same
 from app.database.connection import Connection
 from app.database.standby_wait import CONFIRMED
-from app.store.pull.claims import HeldMessage
+from app.store.pull.claims import UNCHANGED, HeldMessage, PulledSubscription
 from app.store.relay.log import WINDOW_BYTES, Outgoing
 from app.store.relay.retries import MESSAGE, OPEN
 
@@ -50,7 +50,8 @@ SIZE = """coalesce(d.size, (
 
 # 1. `due` locks the rows that are due, of the live delivery and of each running replay, by delivery_retry_due.
 # 2. `sized` adds up the bytes of bodies.
-# A row whose time is over is not claimable: a worker counts the attempt first.
+# A row whose time is over is not claimable: a worker counts the attempt first. Nor is any if the subscription was
+# changed since it was read, so that none comes after a pause.
 CLAIM_STORED = f"""
 with due as materialized (
   select d.* from (
@@ -59,7 +60,7 @@ with due as materialized (
     select d.ctid as at, d.transaction_id, d.position, d.due_at, d."offset", d.replay, octet_length(d.body) as size
     from delivery_retry d
     where d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4 and d.leased_until is null
-      and {OPEN.format("d")}
+      and {OPEN.format("d")} and {UNCHANGED.format("$1", "$5")}
     order by d.due_at, d."offset" limit $2 for update skip locked
   ) d
 ), sized as materialized (
@@ -196,10 +197,11 @@ class ToHold:
 
 
 async def claim_stored(
-    connection: Connection, subscription_id: int, room: int, until: datetime, now: datetime
+    connection: Connection, pulled: PulledSubscription, room: int, until: datetime, now: datetime
 ) -> list[StoredClaim]:
-    """Claim up to `room` rows that are due until a time."""
-    rows = await connection.fetch(CLAIM_STORED, subscription_id, room, until, now)
+    """Claim up to `room` rows that are due until a time; none if the subscription changed."""
+    subscription_id = pulled.subscription.subscription_id
+    rows = await connection.fetch(CLAIM_STORED, subscription_id, room, until, now, pulled.version)
     return [StoredClaim(Outgoing(*message), replay) for *message, replay in rows]
 
 

@@ -5,11 +5,13 @@ moves a message out of its claim and into delivery_retry in one database transac
 """
 
 from datetime import datetime
+from functools import partial
 
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
 from app.store.pull.claims import (
     MADE,
+    UNCHANGED,
     ClaimStatement,
     NewClaim,
     PulledSubscription,
@@ -26,7 +28,7 @@ from app.store.relay.retries import OPEN, RUN
 from app.verdicts import OnDead
 
 # While so many rows of a subscription keep others of their keys back, or so many wait in all, its consumers get nothing
-# new from the log. A claim of stored messages reads all of them.
+# new from the log. A claim of stored messages reads all of them. One read of the log may exceed both by its span.
 WAITING_MOST, ROWS_MOST = 10_000, 50_000
 
 LOCK = "select from pull_cursor where subscription_id = $1 for update"
@@ -67,16 +69,11 @@ FULL = f"""((
   ) >= {ROWS_MOST})"""  # noqa: S608 -- numbers of ours
 
 
-# As CLAIM_NEW. Besides:
-# 1. `busy` has the keys of which a consumer or delivery_retry has a message, by delivery_retry_key, and with `hold`
-#    those of dead letters, by dead_letter_key.
-# 2. Messages of busy keys go to delivery_retry (`later`). So the cursor passes them, and other keys go on. All messages
-#    of another key are in this claim, in their order.
-def _claim_new_in_order(claimer: Parameters) -> str:
+# `busy` has the keys of which a consumer or delivery_retry has a message, by delivery_retry_key, and with `hold` those
+# of dead letters, by dead_letter_key. Their messages wait.
+def _judged_in_order(claimer: Parameters) -> str:
     subscription, now = claimer["subscription_id"], claimer["now"]
-    return f"""
-with {log_read(claimer, f"case when {FULL.format(subscription, now)} then 0 else {claimer['span']} end")},
-out as materialized (
+    return f"""out as materialized (
   {KEYS_OUT.format(subscription)}
 ), busy as materialized (
   select m.key from (
@@ -89,28 +86,41 @@ out as materialized (
     select from dead_letter x where x.subscription_id = {subscription} and x.replay = 0 and x.key = m.key
       and x."offset" < m."offset" offset 0
   )
-), judged as materialized (
-  select b.*, coalesce(b.due_at > {now}, false) as delayed, coalesce(b.key in (select key from busy), false) as waits
-  from bodies b, reach r where b."offset" <= r."offset"
-), taken as materialized (
-  select * from judged where not delayed and not waits
+), judged as not materialized (
+  select m.*, coalesce(m.due_at > {now}, false) or coalesce(m.key in (select key from busy), false) as waits
+  from matched m
+)"""  # noqa: S608 -- constants
+
+
+# As CLAIM_NEW. Besides, messages of busy keys go to delivery_retry (`later`). So the cursor passes them, and other keys
+# go on. All messages of another key up to `reach` are in this claim, in their order.
+def _claim_new_in_order(claimer: Parameters, *, further: bool = False) -> str:
+    subscription, now = claimer["subscription_id"], claimer["now"]
+    span = f"case when {FULL.format(subscription, now)} then 0 else {claimer['span']} end"
+    return f"""
+with {log_read(claimer, span, _judged_in_order(claimer), further=further)}, taken as materialized (
+  select b.* from bodies b, reach r where b."offset" <= r."offset" and not b.waits
 ), later as (
   insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
     waiting_since)
   select {subscription}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0,
-    case when b.delayed then b.due_at else least(b.committed_at, {now}) end, coalesce(b.due_at, b.committed_at)
-  from judged b where b.delayed or b.waits
+    case when b.due_at > {now} then b.due_at else least(b.committed_at, {now}) end, coalesce(b.due_at, b.committed_at)
+  from bodies b, reach r where b."offset" <= r."offset" and b.waits
   on conflict do nothing
+  returning 1
 ), {claimed(claimer, {**MADE, "keys": 'array_agg(key order by "offset")'})}"""  # noqa: S608 -- constants
 
 
-CLAIM_NEW_IN_ORDER = ClaimStatement(_claim_new_in_order, Column("hold", "bool", given=True))
+_HOLD = Column("hold", "bool", given=True)
+CLAIM_NEW_IN_ORDER = ClaimStatement(_claim_new_in_order, _HOLD)
+CLAIM_FURTHER_IN_ORDER = ClaimStatement(partial(_claim_new_in_order, further=True), _HOLD)
 
 # 1. `rows` has what is due, and of its keys all rows but delayed ones that are not due. There can be far more of other
 #    keys, so `due` finds the keys first, by delivery_retry_due: to ask the log whether a row is delayed takes longest.
 # 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
 #    held. So a claim takes the first ones of a key together, up to RUN.
 # 3. `chosen` takes the keys by the due time and the offset of their first row, and leaves out those that claims hold.
+# Nothing is read if the subscription ($1) was changed since its row had the version $6; null: any.
 _CHOSEN = f"""
 with out as materialized (
   {KEYS_OUT.format("$1")}
@@ -119,6 +129,7 @@ with out as materialized (
     {REPLAYS}
   ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4
     and d.leased_until is null and d.key is not null
+  where $6::text is null or {UNCHANGED.format("$1", "$6")}
 ), rows as materialized (
   select d.ctid as at, d.transaction_id, d.position, d.replay, d.key, d."offset", d.due_at,
     octet_length(d.body) as size, d.leased_until is not null as held,
@@ -128,6 +139,7 @@ with out as materialized (
   ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and (
     d.due_at <= $4 or d.key is not null and d.key in (select key from due) and {BLOCKS.format("d", "$4")}
   )
+  where $6::text is null or {UNCHANGED.format("$1", "$6")}
 ), placed as materialized (
   select r.*, r.due_at as first_due, r."offset" as first, 1 as place, r.claimable as unbroken, false as held_key
   from rows r
@@ -163,25 +175,35 @@ async def lock(connection: Connection, subscription_id: int) -> None:
 
 
 async def claim_new_in_order(
-    connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
+    connection: Connection,
+    pulled: PulledSubscription,
+    room: int,
+    span: int,
+    until: datetime,
+    now: datetime,
+    *,
+    further: bool = False,
 ) -> NewClaim:
-    """Claim up to `room` messages of the next `span` log entries, as claim_new does. Needs the lock."""
+    """Claim messages of the log, as claim_new does. Needs the lock."""
     hold = pulled.subscription.on_dead is OnDead.HOLD
     reader = reader_of(pulled.subscription)
-    parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
+    parameters, sql = (CLAIM_FURTHER_IN_ORDER if further else CLAIM_NEW_IN_ORDER).of(reader)
     arguments = parameters.arguments(reader, **asked(pulled, room, span, until, now), hold=hold)
     return new_claim(await connection.fetch(sql, *arguments))
 
 
 async def claim_stored_in_order(
-    connection: Connection, subscription_id: int, room: int, until: datetime, now: datetime, *, hold: bool
+    connection: Connection, pulled: PulledSubscription, room: int, until: datetime, now: datetime
 ) -> list[StoredClaim]:
-    """Claim up to `room` rows that are due until a time. Needs the lock. `hold`: none behind a dead letter."""
-    rows = await connection.fetch(CLAIM_STORED_IN_ORDER, subscription_id, room, until, now, hold)
+    """Claim up to `room` rows that are due until a time; none if the subscription changed. Needs the lock."""
+    subscription = pulled.subscription
+    hold = subscription.on_dead is OnDead.HOLD
+    arguments = (subscription.subscription_id, room, until, now, hold, pulled.version)
+    rows = await connection.fetch(CLAIM_STORED_IN_ORDER, *arguments)
     return [StoredClaim(Outgoing(*message), replay) for *message, replay in rows]
 
 
 async def count_in_order(connection: Connection, subscription_id: int, most: int, now: datetime, *, hold: bool) -> int:
-    """Return how many rows `claim_stored_in_order` would claim, up to `most`."""
-    count: int = await connection.fetchval(COUNT_IN_ORDER, subscription_id, most, None, now, hold)
+    """Return how many rows `claim_stored_in_order` would claim, up to `most`. `hold`: none behind a dead letter."""
+    count: int = await connection.fetchval(COUNT_IN_ORDER, subscription_id, most, None, now, hold, None)
     return count

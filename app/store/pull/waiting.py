@@ -1,6 +1,6 @@
 """SQL that finds out for which consumers that wait there is something to claim."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,6 +52,12 @@ cross join lateral (
 ) l
 """  # noqa: S608 -- constants
 
+# Which subscriptions ($1) are gone. Primary key.
+REMOVED = """
+select a.subscription_id from unnest($1::int[]) as a(subscription_id)
+where not exists (select from subscription s where s.subscription_id = a.subscription_id and s.deleted_at is null)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Claimable:
@@ -75,6 +81,12 @@ async def claimable(connection: Connection, limits: Mapping[int, int], now: date
     """Return what may be claimed of these subscriptions; `limits`: how much their consumers would take."""
     rows = await connection.fetch(CLAIMABLE, list(limits), list(limits.values()), now)
     return [_claimable(row) for row in rows]
+
+
+async def removed(connection: Connection, subscription_ids: Collection[int]) -> list[int]:
+    """Return which of these subscriptions are gone."""
+    rows = await connection.fetch(REMOVED, list(subscription_ids))
+    return [row["subscription_id"] for row in rows]
 
 
 def _claimable(row: Any) -> Claimable:
