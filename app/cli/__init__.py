@@ -1,79 +1,27 @@
 """The command line `halfnote`: serve, migrate, reconcile, and commands that call the API."""
 
-import sys
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
 
-import typer
-
-from app.cli import (
-    apply,
-    archive,
-    audit,
-    certificate,
-    consume,
-    dead_letters,
-    drain,
-    findings,
-    groups,
-    keys,
-    messages,
-    proof,
-    reconcile,
-    rocketmq,
-    search,
-    secrets,
-    serve,
-    status,
-    subscriptions,
-    topics,
-    transaction_actions,
-    transactions,
-    watch,
-    why,
-    workers,
-)
-from app.cli.errors import Refusal
-from app.cli.sorted_commands import SortedCommands
-
-app = typer.Typer(
-    name="halfnote",
-    help="A transaction coordinator over HTTP. Commands call --url (or HALFNOTE_URL) with the key in HALFNOTE_API_KEY.",
-    no_args_is_help=True,
-    cls=SortedCommands,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-serve.install(app)
-drain.install(app)
-apply.install(app)
-reconcile.install(app)
-archive.install(app)
-secrets.install(app)
-transaction_actions.install(transactions.app)
-app.add_typer(groups.app, name="groups")
-app.add_typer(subscriptions.app, name="subscriptions")
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(findings.app, name="findings")
-app.add_typer(certificate.app, name="certificate")
-app.add_typer(topics.app, name="topics")
-app.add_typer(messages.app, name="messages")
-app.add_typer(proof.app, name="proof")
-app.add_typer(keys.app, name="keys")
-app.command("search")(search.search)
-app.command("status")(status.status)
-app.command("watch")(watch.watch)
-app.add_typer(audit.app, name="audit")
-app.command("consume")(consume.consume)
-app.command("rocketmq")(rocketmq.rocketmq)
-app.command("why")(why.why)
-app.command("workers")(workers.workers)
+# The exit status of a command that Ctrl-C ended.
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line. A refusal is printed on stderr and ends with exit code 1, wrong usage with 2."""
-    try:
-        app(prog_name="halfnote")
-    except Refusal as refusal:
-        print(f"halfnote: {refusal}", file=sys.stderr)
-        sys.exit(refusal.code)
+    before = signal.getsignal(signal.SIGINT)
+    # A shell starts some commands with Ctrl-C ignored.
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_at_once)
+    # Imported here: the imports take most of a short command's time, and Ctrl-C would end them with a traceback.
+    from app.cli.commands import run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process. Nothing has begun that would have to be ended."""
+    os._exit(INTERRUPTED)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.errors import WRONG_USAGE, Refusal, Unavailable
 from app.permissions import SHOWN_CHARACTERS
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -65,7 +65,7 @@ def call(
     as_json: bool = False,
 ) -> Any:
     """Return the decoded answer, or None if it is empty. Raises Refusal for a problem or without an answer, and for
-    what cannot be sent.
+    what cannot be sent; Unavailable, which is a Refusal, if the same call may succeed later.
 
     With `as_json` a problem is also printed on stdout as the API answered it.
     """
@@ -84,7 +84,7 @@ def call(
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise _no_answer(url, error) from None
     except httpx.HTTPError as error:
-        raise Refusal(f"{url} did not answer {method} {path}: {error or type(error).__name__}.") from None
+        raise Unavailable(f"{url} did not answer {method} {path}: {error or type(error).__name__}.") from None
     if answer.is_error:
         if as_json:
             print(answer.text)
@@ -121,7 +121,8 @@ def _no_answer(url: str, error: Exception) -> Refusal:
             f"The certificate of {url} is not trusted ({error}).\n"
             "  Name the PEM file of your CA by HALFNOTE_CA_FILE, and a host of the certificate in the URL."
         )
-    return Refusal(
+    kind = Unavailable if isinstance(error, httpx.ConnectError) else Refusal
+    return kind(
         f"No Halfnote answers on {url} ({error}).\n"
         "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
     )
@@ -129,7 +130,8 @@ def _no_answer(url: str, error: Exception) -> Refusal:
 
 def _refusal(url: str, answer: httpx.Response) -> Refusal:
     hint = NO_KEY if answer.status_code == 401 else ""
-    return Refusal(problem_text(url, answer) + hint, problem=_problem(answer))
+    kind = Unavailable if answer.status_code == 503 else Refusal
+    return kind(problem_text(url, answer) + hint, problem=_problem(answer))
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, Url, print_json, trusted
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.finite import finite
+from app.cli.standard_output import printable
 from app.cli.tables import NARROWEST
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _field_text(change: "Change", one: "FieldChange") -> str:
     if change.action == "create":
         return f"{one.field}: {_text(one.new)}"
     # The service shows no secret, so both values read the same.
-    values = "another secret" if one.old == one.new else f"{_text(one.old)} → {_text(one.new)}"
+    values = "another secret" if one.old == one.new else f"{_text(one.old)} {printable('→', '->')} {_text(one.new)}"
     return f"{one.field}: {values}{' (left out: the default)' if one.left_out else ''}"
 
 

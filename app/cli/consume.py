@@ -1,14 +1,16 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
 import sys
+import time
 from base64 import b64decode
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
-from app.cli.errors import Refusal
+from app.cli.errors import Refusal, Unavailable
 from app.cli.leaving import leaving
 from app.cli.standard_output import discard_output
 from app.cli.tables import harmless, is_for_people, json_text, moment, print_fields
@@ -18,6 +20,8 @@ from app.schemas.claims import CLAIM_DEFAULT
 WAIT_S = 20.0
 # A slow reader of the output takes time. As the client's consumer.
 HELD_S = 60.0
+# Between two calls of a service that does not answer.
+AGAIN_S = 2.0
 
 
 def consume(
@@ -32,38 +36,63 @@ def consume(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Claim messages, print each with its body, and acknowledge what was printed."""
+    """Claim messages, print each with its body, and acknowledge what was printed.
+
+    While the service does not answer, this waits and says so on stderr; with --once it ends with exit code 1.
+    """
     path, left = path_of("subscriptions", name), count
+    post = _post if once else _post_until_answered
     with leaving():
         while left is None or left > 0:
             most = _most(at_once, left)
             wanted = {"wait_s": 0.0 if once else WAIT_S, **({} if most is None else {"max": most})}
-            messages = _claimed(url, path, wanted)
+            messages = _claimed(post, url, path, wanted)
             _write(messages, as_json)
-            late = [] if keep or not messages else _acknowledge(url, path, messages)
+            late = [] if keep or not messages else _acknowledge(post, url, path, messages)
             if left is not None:
                 left -= len(messages) - len(late)
             if once and not messages:
                 return
 
 
-def _claimed(url: str, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+Post: TypeAlias = Callable[[str, str, dict[str, Any]], Any]
+
+
+def _post(url: str, path: str, content: dict[str, Any]) -> Any:
+    return call(url, "POST", path, content=content)
+
+
+def _post_until_answered(url: str, path: str, content: dict[str, Any]) -> Any:
+    """Repeat a call while the service does not answer, as when it restarts. Each reason is printed on stderr once."""
+    said = ""
+    while True:
+        try:
+            return _post(url, path, content)
+        except Unavailable as refused:
+            reason = str(refused).partition("\n")[0]
+        if reason != said:
+            print(f"{reason} Calling again every {AGAIN_S:g} s.", file=sys.stderr)
+            said = reason
+        time.sleep(AGAIN_S)
+
+
+def _claimed(post: Post, url: str, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of a claim, held for as long as the client holds them, or for less if the service refuses."""
     found: list[dict[str, Any]]
     try:
-        found = call(url, "POST", f"{path}/claim", content={**wanted, "invisible_s": HELD_S})["messages"]
+        found = post(url, f"{path}/claim", {**wanted, "invisible_s": HELD_S})["messages"]
     except Refusal as refused:
         if refused.problem.get("field") != "invisible_s":
             raise
         # The service's default, which its setting lowers.
-        found = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+        found = post(url, f"{path}/claim", wanted)["messages"]
     return found
 
 
-def _acknowledge(url: str, path: str, messages: list[dict[str, Any]]) -> list[str]:
+def _acknowledge(post: Post, url: str, path: str, messages: list[dict[str, Any]]) -> list[str]:
     """Acknowledge messages; return the ids of those that were not held any more, and say so on stderr."""
     handles = [message["handle"] for message in messages]
-    outcomes = call(url, "POST", f"{path}/ack", content={"handles": handles})["outcomes"]
+    outcomes = post(url, f"{path}/ack", {"handles": handles})["outcomes"]
     late = [one["message_id"] for one, outcome in zip(messages, outcomes, strict=True) if outcome["status"] >= 300]
     if late:
         of_them = "1 message was" if len(late) == 1 else f"{len(late)} messages were"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_items, path_of, print_json
+from app.cli.confirmation import must_agree
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
@@ -271,10 +272,11 @@ def _act(
         answer: dict[str, Any] = act(wanted)
         return answer, None
     preview: dict[str, Any] = act({**wanted, "dry_run": True, "at_most": PAGE_MAX})
-    if dry_run or not preview["left"]:
+    if dry_run:
         return preview, None
-    if ask and not typer.confirm(f"{_many(preview['left'])} will be {done}. Go on?", err=True):
-        raise Refusal(f"Nothing was {done}.")
+    if not preview["left"]:
+        return {**{name: preview[name] for name in preview if name != "died_before"}, "dry_run": False}, None
+    must_agree(f"{_many(preview['left'])} will be {done}. Go on?", f"Nothing was {done}.", yes=not ask)
     # Those that the preview counted: what dies meanwhile was not agreed to.
     counted = {**wanted, "filter": {**wanted["filter"], "died_before": preview["died_before"]}}
     total, whole = preview["left"], {**preview, "dry_run": False, done: 0, "ids": []}

@@ -15,4 +15,8 @@ class Refusal(Exception):
         self.problem = problem or {}
 
 
+class Unavailable(Refusal):
+    """The service does not answer now, or answered 503: the same call may succeed later."""
+
+
 WRONG_USAGE = 2

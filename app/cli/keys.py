@@ -18,6 +18,7 @@ from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
+from app.cli.standard_output import printable
 from app.cli.tables import moment, print_fields, print_table
 from app.database.url_file import SETTING
 
@@ -111,7 +112,7 @@ def list_keys(
         (
             str(one["key_id"]),
             one["name"],
-            one["prefix"] + "…",
+            one["prefix"] + printable("…", "..."),
             one["role"],
             "\n".join(_scope(one)),
             moment(one["last_used_at"]) or "never",

@@ -1,5 +1,6 @@
 """Turn the errors of an unusable database, key or certificate into one sentence that says what to do."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from app.cli.errors import Refusal
 from app.config import BadAdminKeyFile
 from app.database.connection import UnusableDatabase
+from app.database.url_file import SETTING
 from app.embedded_postgres import EmbeddedPostgresError
 from app.runtime.server_certificate import BadCertificate
 
@@ -57,4 +59,6 @@ def _advice(error: BaseException) -> str:
         # A wrong URL is a ValueError as well.
         return LOST
     state: str = getattr(error, "sqlstate", None) or ""
-    return next((ADVICE[part] for part in (state, state[:3], state[:2]) if part in ADVICE), CHECK_URL)
+    advice = next((ADVICE[part] for part in (state, state[:3], state[:2]) if part in ADVICE), CHECK_URL)
+    # Only one of the two settings has a value.
+    return advice.replace("HALFNOTE_DATABASE_URL", SETTING) if os.environ.get(SETTING) else advice

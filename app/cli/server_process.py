@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import errno
 import os
 import shutil
 import signal
@@ -19,7 +20,9 @@ from typing import NoReturn
 import structlog
 import uvicorn
 from anyio.from_thread import start_blocking_portal
+from uvicorn.config import STARTUP_FAILURE
 
+from app.cli import INTERRUPTED
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.leaving import leaving
 from app.cli.os_user import person
@@ -41,8 +44,7 @@ log = structlog.get_logger(__name__)
 BACKLOG = 2048
 PLAIN, TLS = "app.server.http_protocol:HttpProtocol", "app.server.tls_protocol:TlsProtocol"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
-# The exit status of a command that Ctrl-C ended.
-INTERRUPTED = 130
+NOT_STARTED = "The service could not start; the log says why."
 # By how much several API processes give way to the worker beside them where cores are short (docs/decisions/0036).
 API_NICENESS = 5
 
@@ -138,12 +140,22 @@ def listen(settings: Settings) -> socket.socket:
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:
-        raise Refusal(
-            f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
-            "Stop the program that listens there, or choose another port with --port or HALFNOTE_PORT."
-        ) from None
+        raise Refusal(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}. {_advice(error)}") from None
     listener.set_inheritable(True)
     return listener
+
+
+def _advice(error: OSError) -> str:
+    """Say what to do about an address that cannot be listened on."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            "With --host or HALFNOTE_HOST, name an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of "
+            "them."
+        )
+    other = "choose another port with --port or HALFNOTE_PORT."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"Ports below 1024 may need a right: {other}"
+    return f"Stop the program that listens there, or {other}"
 
 
 @contextmanager
@@ -207,6 +219,10 @@ def run(settings: Settings, listener: socket.socket) -> None:
         except KeyboardInterrupt:
             if not server.force_exit:
                 raise
+        except SystemExit as ended:
+            if ended.code != STARTUP_FAILURE:
+                raise
+            raise Refusal(NOT_STARTED) from None
         if server.force_exit:
             raise SystemExit(INTERRUPTED)
         return
@@ -219,7 +235,7 @@ def run(settings: Settings, listener: socket.socket) -> None:
     if end == "not ended":
         exit_without_children()
     if end == "not started":
-        raise Refusal("The service could not start; the log says why.")
+        raise Refusal(NOT_STARTED)
     if end == "interrupted":
         raise SystemExit(INTERRUPTED)
 

@@ -10,6 +10,7 @@ import typer
 from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
+from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.field_changes import ChangesFile, changes_of
 from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
@@ -96,15 +97,21 @@ def put(
     as_json: AsJson = False,
 ) -> None:
     """Make or change a subscription. An omitted option gets its default; omitted secrets and passwords stay."""
+    path = path_of("subscriptions", name)
     limits = {"shards": shards, "max_in_flight": max_in_flight, "rate_per_s": rate, "timeout_s": timeout_s}
     limits |= {"expire_after_s": expire_after_s, "max_backlog": max_backlog}
     content = request_of(file, topics=topic, start=start, ordered=ordered, on_dead=on_dead, **limits)
     if tag:
         content["filters"] = {**(content.get("filters") or {}), "tags": tag}
     destination = destination_from(content.get("destination"), to, field or [], secret)
-    if destination is not None:
-        content["destination"] = destination
-    _show(call(url, "PUT", path_of("subscriptions", name), content=content, as_json=as_json), as_json)
+    if destination is None or "type" not in destination:
+        # A receiver whose URL stands in --url would get the request, with the key.
+        raise Refusal(
+            "Name the destination with --to, or in --file. --url is Halfnote's own address. Nothing was sent.",
+            code=WRONG_USAGE,
+        )
+    content["destination"] = destination
+    _show(call(url, "PUT", path, content=content, as_json=as_json), as_json)
 
 
 @app.command("get")

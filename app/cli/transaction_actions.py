@@ -10,6 +10,7 @@ from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.given_options import given
 from app.cli.tables import moment
+from app.cli.transaction_ids import transaction_id_of
 
 TransactionId = Annotated[str, typer.Argument(metavar="TRANSACTION_ID")]
 OneOrMany = Annotated[str | None, typer.Argument(metavar="TRANSACTION_ID", help="or --group and --state")]
@@ -49,7 +50,7 @@ def check(
     """Check one transaction now, or all that match a filter: Halfnote asks the producer."""
     if transaction_id is not None:
         _refuse_filter(context)
-        answer = call(url, "POST", path_of("transactions", transaction_id, "check"), as_json=as_json)
+        answer = call(url, "POST", path_of("transactions", transaction_id_of(transaction_id), "check"), as_json=as_json)
         print_json(answer) if as_json else print(_asked(answer))
         return
     many = filtered(group, state, born_after, born_before, limit, dry_run)
@@ -81,7 +82,13 @@ def verdict(
     if transaction_id is not None:
         _refuse_filter(context)
         content = {**decision, "force": force}
-        answer = call(url, "POST", path_of("transactions", transaction_id, "verdict"), content=content, as_json=as_json)
+        answer = call(
+            url,
+            "POST",
+            path_of("transactions", transaction_id_of(transaction_id), "verdict"),
+            content=content,
+            as_json=as_json,
+        )
         stood = " It was recorded before." if not as_json and answer["replayed"] else ""
         print_json(answer) if as_json else print(f"Recorded: {verdict}, for good.{stood}")
         return
@@ -121,7 +128,7 @@ def reissue(
         _act(url, "/transactions/reissue", many, ("reissued", question), yes=yes, as_json=as_json)
         return
     _refuse_filter(context)
-    path = path_of("transactions", transaction_id, "reissue")
+    path = path_of("transactions", transaction_id_of(transaction_id), "reissue")
     answer = call(url, "POST", path, content=why, as_json=as_json)
     if as_json:
         print_json(answer)
@@ -142,7 +149,13 @@ def replay(
     """Send a committed transaction's messages to one subscription again."""
     content = {"subscription": subscription, "position": position, "reason": reason, "actor": actor}
     given = {name: value for name, value in content.items() if value is not None}
-    answer = call(url, "POST", path_of("transactions", transaction_id, "replay"), content=given, as_json=as_json)
+    answer = call(
+        url,
+        "POST",
+        path_of("transactions", transaction_id_of(transaction_id), "replay"),
+        content=given,
+        as_json=as_json,
+    )
     if as_json:
         print_json(answer)
         return

@@ -10,6 +10,7 @@ from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, list_i
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import age, print_table, share
+from app.cli.transaction_ids import transaction_id_of
 from app.cli.transaction_view import print_transaction, with_attempts, with_deliveries
 
 app = typer.Typer(
@@ -98,7 +99,7 @@ def about(one: dict[str, Any]) -> str:
 @app.command("show")
 def show(transaction_id: TransactionId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a transaction: its verdict, its messages and their deliveries, and its timeline."""
-    path = path_of("transactions", transaction_id)
+    path = path_of("transactions", transaction_id_of(transaction_id, or_message=True))
     transaction = call(url, "GET", path, as_json=as_json)
     if transaction["attempts_cursor"] is not None:
         earlier = all_pages(url, f"{path}/attempts", cursor=transaction["attempts_cursor"], as_json=as_json)

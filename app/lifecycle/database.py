@@ -86,12 +86,33 @@ async def prepared_database(settings: Settings) -> AsyncIterator[PreparedDatabas
 async def migrate_embedded(dsn: str, settings: Settings, by: Caller | None = None) -> str:
     """Migrate the embedded database; make its key file first unless there is one. Arguments and result: see `migrate`.
 
-    Raises UnusableDatabase if there is no key file and the database has sealed secrets: a new key would not open them.
+    Raises UnusableDatabase if the key file is unusable or cannot be made, or if there is none and the database has
+    sealed secrets: a new key would not open them.
     """
-    if settings.key_file is not None and not settings.key_file.exists():
+    if settings.key_file is not None and not _exists(settings.key_file):
         await _refuse_sealed(dsn, settings.key_file)
-        make_key_file(settings.key_file)
+        _make_key_file(settings.key_file)
+    refuse_without_keys(settings.key_file)
     return await migrate(dsn, days_ahead=settings.days_ahead, key_file=settings.key_file, by=by)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether the key file is there. Raises UnusableDatabase if that cannot be known."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {path} cannot be read: {error.strerror}.") from None
+
+
+def _make_key_file(path: Path) -> None:
+    """Make the key file. Raises UnusableDatabase."""
+    try:
+        make_key_file(path)
+    except OSError as error:
+        raise UnusableDatabase(
+            f"HALFNOTE_SECRETS_KEY_FILE: the key file {path} cannot be made: {error.strerror}. Make its directory, and "
+            "let Halfnote write there, or name another file."
+        ) from None
 
 
 def refuse_without_keys(key_file: Path | None) -> None:

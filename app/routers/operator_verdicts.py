@@ -60,13 +60,13 @@ class VerdictRequest(Strict):
 class CheckMany(Many):
     """Selects the transactions to check now."""
 
-    state: Literal[State.HALF, State.IN_DOUBT, State.PARKED]
+    state: Literal["half", "in_doubt", "parked"]
 
 
 class DecideMany(Many):
     """Selects the transactions to decide, and the verdict. State `half` is excluded: those producers still work."""
 
-    state: Literal[State.IN_DOUBT, State.PARKED]
+    state: Literal["in_doubt", "parked"]
     verdict: Literal["commit", "rollback"]
     reason: Reason
     actor: Actor = None
@@ -154,7 +154,7 @@ async def check_transactions(
     `dry_run` defaults to true, so that the first call shows which transactions would be checked. To check no others,
     send its `transaction_ids`.
     """
-    rows, more = await matching(runtime, wanted, wanted.state)
+    rows, more = await matching(runtime, wanted, State(wanted.state))
     changed = 0
     if not wanted.dry_run:
         now = runtime.clock.now()
@@ -171,7 +171,7 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
     decide no others, send its `transaction_ids`.
     After a 503 some may have been decided. Repeating the call decides the rest.
     """
-    rows, more = await matching(runtime, wanted, wanted.state)
+    rows, more = await matching(runtime, wanted, State(wanted.state))
     changed = 0
     if not wanted.dry_run:
         verdict, actor = VERDICTS[wanted.verdict], acting_person(caller, wanted.actor)

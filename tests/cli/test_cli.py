@@ -126,7 +126,7 @@ def test_keys_are_those_of_the_named_service(run: Run, monkeypatch: pytest.Monke
     # A database that is named goes first.
     monkeypatch.setenv("HALFNOTE_DATABASE_URL_FILE", str(tmp_path / "none"))
     refused = run("keys", "list")
-    assert (refused.code, "HALFNOTE_DATABASE_URL_FILE" in refused.err) == (1, True)
+    assert (refused.code, refused.err.endswith("Check HALFNOTE_DATABASE_URL_FILE.\n")) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import asyncpg
 import httpx
 
 from tests.support.cli_runs import Run, run
-from tests.support.processes import ROOT, serving
+from tests.support.processes import ROOT, Service, serving
 
 __all__ = ["run"]
 
@@ -222,3 +222,37 @@ async def test_a_message_whose_time_was_over_before_its_acknowledgement_is_named
     assert errors == f"1 message was printed and not acknowledged in time; to come again:\n  {sent}\n"
     assert [line.split("\t")[2] for line in printed.splitlines()] == ["1", "3"]
     assert await receipts(database, [sent]) == 1
+
+
+async def test_a_consumer_goes_on_after_its_service_restarted(dsn: str, tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
+    await service.start()
+    try:
+        put = {"topics": ["again.order"], "destination": {"type": "pull"}}
+        httpx.put(f"{service.url}/subscriptions/again", json=put).raise_for_status()
+        first = publish(service.url, "again.order", 1)
+        out, into = os.pipe()
+        with consuming(service.url, "again", into) as process:
+            os.close(into)
+            assert process.stderr is not None
+            read_within(out, first[0], 60)
+            service.stop()
+            # While it stops, it may answer 503 first.
+            while "No Halfnote answers" not in (line := process.stderr.readline()):
+                assert line
+            assert line.endswith("Calling again every 2 s.\n")
+            ended = run_once(service.url)
+            assert (ended.returncode, ended.stderr.startswith("halfnote: No Halfnote answers")) == (1, True)
+            await service.start()
+            second = publish(service.url, "again.order", 1)
+            read_within(out, second[0], 60)
+            assert process.poll() is None
+        os.close(out)
+    finally:
+        service.stop()
+
+
+def run_once(url: str) -> subprocess.CompletedProcess[str]:
+    """Run `halfnote consume --once` to its end."""
+    command = [sys.executable, "-m", "app.cli", "consume", "again", "--once", "--url", url]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -82,7 +82,7 @@ def test_dead_letters_are_counted_by_error(run: Run, dead: tuple[str, list[str]]
     filters = ("--subscription", name, "--because", group["reason"], "--error", group["error"])
     assert [one["message_id"] for one in run("dead-letters", "list", *filters, "--json").json["items"]] == ids[::-1]
     none = run("dead-letters", "drop", "--subscription", name, "--error", "answered 500", "--yes")
-    assert "0 dead letters would be dropped." in none.out
+    assert "0 dead letters were dropped." in none.out
     dropped = run("dead-letters", "drop", *filters, "--yes")
     assert "3 dead letters were dropped." in dropped.out
 
@@ -116,10 +116,12 @@ def test_dropping_by_a_filter_asks_first(
     name, ids = dead
     gone = run("dead-letters", "drop", ids[0], "--subscription", name, "--json")
     assert (gone.code, gone.json["dropped"]) == (0, 1)
-    for answer in ("n\n", ""):
+    for answer, code in (("n\n", 1), ("", 2)):
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         refused = run("dead-letters", "drop", "--subscription", name)
-        assert refused.code == 1
+        assert refused.code == code
+        assert "Nothing was dropped." in refused.err
+        assert ("--yes" in refused.err) == (code == 2)
         assert "2 dead letters will be dropped. Go on?" in refused.err
         assert refused.out.strip() == ""
     assert len(run("dead-letters", "list", "--subscription", name, "--json").json["items"]) == 2
@@ -128,7 +130,13 @@ def test_dropping_by_a_filter_asks_first(
     assert (done.code, "1 dead letter was dropped." in done.out) == (0, True)
     done = run("dead-letters", "drop", "--subscription", name, "--because", "unknown customer", "--yes")
     assert "1 dead letter was dropped." in done.out
-    assert "0 dead letters would be dropped." in run("dead-letters", "drop", "--subscription", name, "--yes").out
+    # An act, though on nothing, and no dry run.
+    assert run("dead-letters", "drop", "--subscription", name, "--yes").out == "0 dead letters were dropped.\n"
+    for act, done in (("drop", "dropped"), ("redeliver", "redelivered")):
+        acted = run("dead-letters", act, "--subscription", name, "--yes", "--json").json
+        assert (acted["dry_run"], acted[done], acted["left"], acted["ids"]) == (False, 0, 0, [])
+        assert "died_before" not in acted
+    assert "would be" in run("dead-letters", "drop", "--subscription", name, "--dry-run").out
 
 
 def test_what_dies_before_the_answer_is_not_dropped(

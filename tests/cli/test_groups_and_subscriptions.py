@@ -121,7 +121,9 @@ def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str, m
     assert "its waiting retries and its dead letters (0)" in " ".join(declined.err.split())
     # Without an answer, as in a script.
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run("subscriptions", "delete", "points").code == 1
+    unanswered = run("subscriptions", "delete", "points")
+    said = "Nothing was deleted. There was no answer: add --yes to go on without one.\n"
+    assert (unanswered.code, unanswered.err.endswith(f"halfnote: {said}")) == (2, True)
     assert run("subscriptions", "get", "points").code == 0
     assert run("subscriptions", "delete", "points", "--yes").code == 0
     assert run("subscriptions", "get", "points").code == 1

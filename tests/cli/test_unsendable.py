@@ -58,7 +58,8 @@ def test_a_key_that_no_header_can_contain_is_refused(
         ("groups", "get", NOT_UTF_8),
         ("groups", "put", "x", "--check-url", NOT_UTF_8),
         ("transactions", "list", "--key", NOT_UTF_8),
-        ("transactions", "verdict", "rollback", "1", "--reason", NOT_UTF_8),
+        ("transactions", "verdict", "rollback", "1" * 32, "--reason", NOT_UTF_8),
+        ("transactions", "show", NOT_UTF_8),
         ("dead-letters", "drop", "--topic", NOT_UTF_8, "--yes"),
         ("why", NOT_UTF_8),
         ("search", NOT_UTF_8),
@@ -137,8 +138,16 @@ def test_changes_of_which_one_would_be_lost_are_refused(run_alone: Run, changes:
         (("apply", "-f", "-"), b'{"topics": ["\\ud800"]}', "has half a character (a lone surrogate)"),
         (("apply", "-f", "-"), b"[" * 100_000, "nested too deeply"),
         (("subscriptions", "put", "x", "--file", "-"), b'{"topics": ["\xff"]}', "- cannot be read as JSON: "),
-        (("subscriptions", "put", "x", "--file", "-"), b'{"topics": ["\\ud800"]}', NOT_TEXT),
-        (("subscriptions", "put", "x", "--file", "-"), b'{"rate_per_s": NaN}', "`rate_per_s` is no number"),
+        (
+            ("subscriptions", "put", "x", "--file", "-"),
+            b'{"destination": {"type": "pull"}, "topics": ["\\ud800"]}',
+            NOT_TEXT,
+        ),
+        (
+            ("subscriptions", "put", "x", "--file", "-"),
+            b'{"destination": {"type": "pull"}, "rate_per_s": NaN}',
+            "`rate_per_s` is no number",
+        ),
         (("subscriptions", "put", "x", "--file", "-"), b"[" * 100_000, "- cannot be read as JSON: "),
     ],
 )
@@ -149,3 +158,15 @@ def test_input_that_no_request_can_contain_is_refused(
     refused = run_alone(*command)
     assert (refused.code, refused.out) == (2, "")
     assert said in refused.err
+
+
+@pytest.mark.parametrize("options", [(), ("--set", "mode=batch"), ("--secret", "whsec_x"), ("--file", "-")])
+def test_a_subscription_without_a_destination_is_refused(
+    run_alone: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """A receiver's URL in --url would get the request, with the key of an admin."""
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"topics": ["order"]}'))
+    refused = run_alone("subscriptions", "put", "x", "--topic", "t", "--url", "http://127.0.0.1:9/orders", *options)
+    assert (refused.code, refused.out) == (2, "")
+    said = "Name the destination with --to, or in --file. --url is Halfnote's own address. Nothing was sent."
+    assert refused.err == f"halfnote: {said}\n"

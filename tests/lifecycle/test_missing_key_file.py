@@ -1,12 +1,14 @@
 """The embedded Postgres without the key file that sealed its secrets."""
 
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 
 from app.secrets.key_file import read_keys
-from tests.support.processes import Service
+from tests.lifecycle.test_serve import run
+from tests.support.processes import Service, free_port
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
@@ -45,3 +47,22 @@ async def test_a_missing_key_file_is_made_while_nothing_is_sealed(data_dir: Path
         service.stop()
         assert len(read_keys(path).by_id) == 1
         path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("none/our.keys", "cannot be made: No such file or directory. Make its directory"),
+        ("our.keys", "line 1 of the key file .*our.keys is not a key"),
+    ],
+    ids=["missing directory", "bad line"],
+)
+@pytest.mark.parametrize("command", ["serve", "migrate"])
+def test_an_unusable_key_file_is_named(data_dir: Path, tmp_path: Path, command: str, file: str, said: str) -> None:
+    (tmp_path / "our.keys").write_text("no key\n")
+    env = {"HALFNOTE_SECRETS_KEY_FILE": str(tmp_path / file), "HALFNOTE_DATA_DIR": str(data_dir)}
+    port = () if command == "migrate" else ("--port", str(free_port()))
+    ended = run(command, *port, HALFNOTE_WORKERS="1", **env)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert re.search(rf"^halfnote: HALFNOTE_SECRETS_KEY_FILE: .*{said}", ended.stderr, re.MULTILINE)

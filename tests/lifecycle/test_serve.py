@@ -233,6 +233,26 @@ async def test_a_taken_port_is_refused_before_a_database_is_made(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "fe80::1%none"])
+def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
+    refused = run("serve", "--host", host, "--port", str(free_port()), HALFNOTE_AUTH="keys")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    line = refused.stderr.splitlines()[-1]
+    assert line.startswith(f"halfnote: Cannot listen on {host}:")
+    assert "With --host or HALFNOTE_HOST, name an address of this machine" in line
+    assert "HALFNOTE_PORT" not in line
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_start_that_fails_ends_with_1(dsn: str, tmp_path: Path, workers: str) -> None:
+    certificate = tmp_path / "client.pem"
+    certificate.write_text("none")
+    env = {"HALFNOTE_TLS_CERT_FILE": str(certificate), "HALFNOTE_WORKERS": workers}
+    failed = run("serve", "--port", str(free_port()), HALFNOTE_DATABASE_URL=dsn, **env)
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("halfnote: The service could not start; the log says why.\n")
+
+
 async def test_accept_ends_refuses_halves_and_takes_ends(
     service: Callable[..., Service], dsn: str, db: Connection
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from app.cli import app as cli
+from app.cli.commands import app as cli
 from app.config import OTHER_VARIABLES, Settings
 from scripts import config_docs
 from tests.support.processes import ROOT, Service, free_port

@@ -326,3 +326,18 @@ async def test_gone_days_take_nothing(client: httpx.AsyncClient, db: Connection,
     ):
         answer = await act(client, gone, what, **fields)
         assert (answer.status_code, answer.json()["archive"]) == (410, "s3://archive/day")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("check", "'half', 'in_doubt' or 'parked'"), ("verdict", "'in_doubt' or 'parked'")],
+)
+async def test_a_state_that_cannot_be_selected_is_refused_with_those_that_can(
+    client: httpx.AsyncClient, group: str, path: str, allowed: str
+) -> None:
+    wanted = {"producer_group": "shop", "state": "committed", "verdict": "commit", "reason": "x"}
+    if path == "check":
+        del wanted["verdict"], wanted["reason"]
+    refused = (await client.post(f"/transactions/{path}", json=wanted)).json()
+    assert (refused["status"], refused["field"]) == (422, "state")
+    assert refused["detail"].endswith(f"Input should be {allowed}.")
