@@ -118,8 +118,9 @@ class PipelineRequest:
             caller = route.identify(runtime, scope)
         if route.method is not None and scope["method"] != route.method:
             raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow=route.method)
-        if scope["query_string"] and route.begin is not None:
-            raise _without_query(scope["query_string"])
+        # A request with a query comes by ASGI (app/server/http_protocol.py).
+        if route.begin is not None and (query := scope.get("query_string")):
+            raise _without_query(query)
         if route.is_limited:
             self._usage = runtime.load_limits.take(caller)
             self._is_admitted = True

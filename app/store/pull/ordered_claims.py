@@ -24,12 +24,14 @@ from app.store.pull.claims import (
 from app.store.pull.held_retries import REPLAYS, SIZE, TAKE, StoredClaim
 from app.store.relay.expiry import SINCE
 from app.store.relay.log import Outgoing
-from app.store.relay.retries import OPEN, RUN
+from app.store.relay.retries import OPEN
 from app.verdicts import OnDead
 
 # While so many rows of a subscription keep others of their keys back, or so many wait in all, its consumers get nothing
 # new from the log. A claim of stored messages reads all of them. One read of the log may exceed both by its span.
 WAITING_MOST, ROWS_MOST = 10_000, 50_000
+# The most stored messages of a key in a claim.
+RUN = 32
 
 LOCK = "select from pull_cursor where subscription_id = $1 for update"
 
