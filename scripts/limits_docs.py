@@ -81,6 +81,11 @@ GROUPS = (
         "with the others",
     ),
     Limit(
+        "app.store.checkback.rounds.DUE_MOST",
+        "due checks of a group from which on a registration makes no more due; a worker goes on when there are fewer",
+    ),
+    Limit("app.store.checkback.rounds.AT_ONCE", "checks that a batch of a registration makes due"),
+    Limit(
         "app.store.checkback.rounds.URGED_APART_S",
         "seconds between two checks of one transaction that registrations ask for",
     ),

@@ -1,17 +1,24 @@
 """What follows when a producer has started: Halfnote asks the checks that none answered.
 
 The request that says so begins a round and asks what it reaches in its time. A loop goes on with what is left, one
-batch of each group a step. Two processes may be at one round, because each asks only what is not asked.
+batch of each group a step. Neither asks while many checks of the group are due, so that newer transactions do not wait
+behind all of them. Of the workers, one is at a round at a time; a request may be at it too, because each asks only what
+is not asked.
 """
 
 import time
 from datetime import datetime, timedelta
+from enum import Enum
+
+import structlog
 
 from app.database.connection import Connection
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.checkback import rounds
 from app.store.checkback.rounds import AskingRound
+
+log = structlog.get_logger(__name__)
 
 # No batch begins after this time, because the answer of a registration waits. The loop goes on.
 ASKED_WITHIN_S = 2.0
@@ -20,39 +27,95 @@ EVERY_S = 1.0
 GROUPS_AT_ONCE = 20
 
 
+class RoundProgress(Enum):
+    """What a batch of a round came to: it asked all that were left, or some, or has to wait for a later step."""
+
+    ALL = 1
+    SOME = 2
+    LATER = 3
+
+
 async def ask_unanswered(connection: Connection, group: str, now: datetime) -> None:
     """Ask the checks of a group's round that wait for their next try or are in flight, for ASKED_WITHIN_S.
 
-    Each batch is a database transaction of its own, so `connection` must be in none. Raises the database's errors.
+    It ends sooner if rounds.DUE_MOST checks of the group are due. Each batch is a database transaction of its own, so
+    `connection` must be in none. Raises the database's errors.
     """
     one = await rounds.round_of(connection, group)
-    if one is not None:
-        await _ask(connection, one, now, ASKED_WITHIN_S)
-
-
-async def go_on(runtime: Runtime, now: datetime) -> StepResult:
-    """Ask one batch of each round that its request did not complete."""
-    async with runtime.database.keyed() as connection:
-        left = await rounds.rounds_left(connection, now - timedelta(seconds=ASKED_WITHIN_S), GROUPS_AT_ONCE)
-    if not left:
-        return StepResult()
-    async with runtime.database.connection() as connection:
-        complete = [await _ask(connection, one, now, 0) for one in left]
-    return StepResult(len(left), more=not all(complete))
-
-
-async def _ask(connection: Connection, one: AskingRound, now: datetime, within_s: float) -> bool:
-    """Ask checks of a round, at least one batch; return whether the round is complete."""
-    until = time.monotonic() + within_s
+    if one is None:
+        return
+    until = time.monotonic() + ASKED_WITHIN_S
     # Those in flight first, because one that is settled meanwhile waits then, maybe before the place of the round.
     while await rounds.ask_in_flight(connection, one, now) >= rounds.AT_ONCE:
         if time.monotonic() >= until:
-            return False
-    while True:
-        found, reached = await rounds.ask_waiting(connection, one, now)
-        if found < rounds.AT_ONCE or reached is None:
-            await rounds.complete_round(connection, one)
-            return True
-        await rounds.move_round(connection, one, reached)
-        if time.monotonic() >= until:
-            return False
+            return
+    while not await rounds.many_due(connection, group, now):
+        _, reached = await rounds.ask_waiting(connection, one, now)
+        if await _note(connection, one, reached) is RoundProgress.ALL or time.monotonic() >= until:
+            return
+
+
+class Rounds:
+    """The part of one process in the rounds that requests did not complete."""
+
+    def __init__(self) -> None:
+        # The last group that had its turn.
+        self._after = ""
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Ask one batch of each of some groups in turn. Raises an error only if each of them failed."""
+        began_by = now - timedelta(seconds=ASKED_WITHIN_S)
+        async with runtime.database.keyed() as connection:
+            left = await rounds.rounds_left(connection, began_by, now, self._after, GROUPS_AT_ONCE)
+        if not left:
+            return StepResult()
+        # All others have had their turn once the names begin again.
+        turn_is_over = len(left) < GROUPS_AT_ONCE or left[-1].group <= self._after
+        self._after = left[-1].group
+        made: list[RoundProgress] = []
+        errors: list[Exception] = []
+        for one in left:
+            try:
+                made.append(await _go_on(runtime, one, now))
+            except Exception as error:
+                errors.append(error)
+                log.warning("round_failed", group=one.group, error=str(error), kind=type(error).__name__)
+        if len(errors) == len(left):
+            raise errors[0]
+        asked = sum(one is not RoundProgress.LATER for one in made)
+        others = len(left) == GROUPS_AT_ONCE and (asked > 0 or not turn_is_over)
+        return StepResult(asked, more=others or RoundProgress.SOME in made)
+
+
+async def _go_on(runtime: Runtime, one: AskingRound, now: datetime) -> RoundProgress:
+    """Ask a batch of a round, unless another worker does or many checks of its group are due.
+
+    One statement that asks in each database transaction, because each locks its rows in an order of their own. The row
+    of the group is written after them.
+    """
+    if one.began_at > now:
+        # The clock went back, and the place of the round is a time of the former one.
+        async with runtime.database.connection() as connection:
+            await rounds.begin_again(connection, one, now)
+        return RoundProgress.LATER
+    async with runtime.database.transaction() as connection:
+        if not await rounds.take_round(connection, one.group):
+            return RoundProgress.LATER
+        in_flight = await rounds.ask_in_flight(connection, one, now)
+    if in_flight >= rounds.AT_ONCE:
+        return RoundProgress.SOME
+    async with runtime.database.connection() as connection:
+        async with connection.transaction():
+            if not await rounds.take_round(connection, one.group) or await rounds.many_due(connection, one.group, now):
+                return RoundProgress.LATER
+            _, reached = await rounds.ask_waiting(connection, one, now)
+        return await _note(connection, one, reached)
+
+
+async def _note(connection: Connection, one: AskingRound, reached: datetime | None) -> RoundProgress:
+    """Write how far a round has come; `reached` None: to its end."""
+    if reached is None:
+        await rounds.complete_round(connection, one)
+        return RoundProgress.ALL
+    await rounds.move_round(connection, one, reached)
+    return RoundProgress.SOME

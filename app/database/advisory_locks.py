@@ -27,6 +27,8 @@ class AdvisoryLock(IntEnum):
     # Requests that start a subscription or a replay share it, from before they look where the log begins until their
     # commit. Upkeep takes it alone to close a day.
     NEW_READERS = 7007
+    # One worker at a time asks for the round of a producer group. With a second number, the hash of the group's name.
+    ROUNDS = 7008
     # One run of the proof at a time writes.
     PROOF = 7010
     # One run of `archive`, `restore` or `redact` at a time.

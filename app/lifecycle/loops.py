@@ -5,6 +5,7 @@ from app.checkback import loop as checkback_loop
 from app.checkback.claim_loops import Lapses, wake_claims
 from app.checkback.loop import CheckBack
 from app.checkback.ping import Pings
+from app.checkback.registrations import Rounds
 from app.checkback.sweep import Sweeps
 from app.loops import (
     accept_switch,
@@ -91,7 +92,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("sweep", sweeps.step, sweep.EVERY_S, None, sweeps.drain),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),
         Loop("lapses", Lapses().step, claim_loops.LAPSES_EVERY_S),
-        Loop("rounds", registrations.go_on, registrations.EVERY_S),
+        Loop("rounds", Rounds().step, registrations.EVERY_S),
         Loop("pings", Pings().step, ping.EVERY_S),
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),

@@ -10,6 +10,7 @@ from app.database.connection import Connection
 from app.runtime.state import Runtime
 from app.store.checkback import claimed_checks, claims, results, rounds
 from app.store.checkback.results import SettledCheck
+from app.store.checkback.rounds import begin_round
 from tests.conftest import register_group
 from tests.support.check_stepping import many_in_doubt
 from tests.support.explain import scans
@@ -40,6 +41,9 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
         for scan in await scans(db, statement, every, [*arguments, *more], generic=generic):
             if scan.table.startswith("check_back"):
                 assert "Seq" not in scan.node
+    for scan in await scans(db, rounds.DUE, ["text", "timestamptz", "int"], ["group-1", now, 100], generic=generic):
+        assert "Seq" not in scan.node
+        assert scan.rows <= 100
     ids = [row["transaction_id"] for row in await db.fetch("select transaction_id from check_back limit 32")]
     for scan in await scans(db, claims.MESSAGES, ["uuid[]", "bool"], [ids, True], generic=generic):
         assert scan.rows <= 1 or "Seq" not in scan.node
@@ -96,3 +100,21 @@ async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtest
                 for scan in await scans(db, statement, kinds, arguments, generic=generic):
                     # The due rows of the groups without a URL, and no others.
                     assert not scan.table.startswith("check_back") or scan.rows <= 2700, scan
+
+
+async def test_plan_of_the_rounds_that_are_left(runtime: Runtime, db: Connection) -> None:
+    """Every worker looks once a second."""
+    await register_group(db, "group-0")
+    await db.execute(
+        "insert into producer_group select (jsonb_populate_record(g, jsonb_build_object('name', 'group-' || n))).* "
+        "from producer_group g, generate_series(1, 2000) n"
+    )
+    now = runtime.clock.now()
+    await begin_round(db, "group-7", now - timedelta(seconds=9))
+    await db.execute("analyze producer_group")
+    async with runtime.database.keyed() as keyed:
+        found = await scans(
+            keyed, rounds.LEFT, ["timestamptz", "timestamptz", "text", "int"], [now, now, "", 20], generic=True
+        )
+    assert sum(scan.rows for scan in found if scan.table == "producer_group") <= 2
+    assert all("Seq" not in scan.node for scan in found if scan.table == "producer_group")

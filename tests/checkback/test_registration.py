@@ -12,6 +12,7 @@ from aiohttp import web
 
 from app.checkback import registrations
 from app.checkback.loop import CheckBack
+from app.checkback.registrations import Rounds
 from app.database.connection import Connection, connect
 from app.permissions import Role
 from app.runtime.state import Runtime
@@ -139,9 +140,10 @@ async def test_a_registration_begins_no_batch_after_its_time(
     assert await db.fetchval(later, at) == 500
     # A worker goes on, also one that starts later.
     runtime.clock.offset_s += registrations.ASKED_WITHIN_S + 1
-    assert (await registrations.go_on(runtime, runtime.clock.now())).done == 1
+    loop = Rounds()
+    assert (await loop.step(runtime, runtime.clock.now())).done == 1
     assert await db.fetchval(later, at) == 0
-    assert (await registrations.go_on(runtime, runtime.clock.now())).done == 0
+    assert (await loop.step(runtime, runtime.clock.now())).done == 0
 
 
 async def test_a_registration_asks_no_check_again_that_it_made_due(
@@ -238,11 +240,11 @@ async def test_a_worker_asks_a_batch_of_each_group_a_step_until_none_is_left(
         assert (await client.put(SHOP, json=put)).status_code == 200
     else:
         assert (await client.post(f"{SHOP}/checks/claim", json={"started": True, "max": 1})).status_code == 200
-    steps, urged = 0, "select count(*) from check_back where urged_at is not null"
+    loop, steps, urged = Rounds(), 0, "select count(*) from check_back where urged_at is not null"
     counts = [await db.fetchval(urged)]
     while True:
         runtime.clock.fixed += timedelta(milliseconds=10)
-        result = await registrations.go_on(runtime, runtime.clock.now())
+        result = await loop.step(runtime, runtime.clock.now())
         counts.append(await db.fetchval(urged))
         # They were tried again, and not answered.
         again = "update check_back set next_check_at = $1, unanswered = 10 where next_check_at <= $2"

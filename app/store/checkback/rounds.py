@@ -6,10 +6,16 @@ A round is stored in the row of its group until it is complete. A later start be
 from dataclasses import dataclass
 from datetime import datetime
 
+from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection
 
-# The rows of one statement.
+# The checks that one statement asks.
 AT_ONCE = 1000
+# The rows that one statement reads for them, because most of a group may be answered. Those of one time are read
+# together.
+READ_MOST = 5 * AT_ONCE
+# While so many checks of a group are due, its round asks no more: a newer transaction waits behind these and one batch.
+DUE_MOST = 2 * AT_ONCE
 # Two rounds ask for two checks of one transaction at times that are so far apart, so that a fleet whose producers start
 # one after the other does not ask a check for each.
 URGED_APART_S = 10
@@ -17,23 +23,46 @@ URGED_APART_S = 10
 # Primary key.
 BEGIN = "update producer_group set round_began_at = $2, round_reached = $2 where name = $1"
 ROUND = "select name, round_began_at, round_reached from producer_group where name = $1 and round_reached is not null"
-# Served by producer_group_round.
-LEFT = """
-select name, round_began_at, round_reached from producer_group
-where round_reached is not null and round_began_at <= $1 order by round_began_at limit $2
+# Served by producer_group_round. Those that follow a name, then the others. The clock may have gone back.
+LEFT = f"""
+with left_over as materialized (
+  select name, round_began_at, round_reached from producer_group
+  where round_reached is not null and round_began_at <= $1
+  union all
+  select name, round_began_at, round_reached from producer_group
+  where round_reached is not null and round_began_at > $2::timestamptz + interval '{URGED_APART_S} seconds'
+)
+select * from left_over order by name <= $3, name limit $4
+"""  # noqa: S608 -- constants
+# Held until the database transaction ends. It is no lock of the group's row, because the statements that lock rows of
+# check_back and of groups are others.
+TAKE = f"select pg_try_advisory_xact_lock({AdvisoryLock.ROUNDS}, hashtext($1))"
+# Served by check_back_due.
+DUE = """
+select count(*) from (
+  select from check_back where producer_group = $1 and next_check_at <= $2
+    and (leased_until is null or leased_until <= $2)
+  order by next_check_at limit $3
+) due
 """
 # Two processes may be at one round: it moves forward only, and one that began again is not touched.
 MOVE = """
 update producer_group set round_reached = greatest(round_reached, $3)
 where name = $1 and round_began_at = $2 and round_reached is not null
 """
+BEGIN_AGAIN = """
+update producer_group set round_began_at = $3, round_reached = $3
+where name = $1 and round_began_at = $2 and round_reached is not null
+"""
 COMPLETE = "update producer_group set round_reached = null where name = $1 and round_began_at = $2"
 
 # For when the round asks: now, or later if an earlier round asked a moment ago. If that one put its check off to a time
-# that is not over, that time stays. `greatest` leaves out null.
-_AT = (
-    f"case when c.urged_at > $2 then c.urged_at else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end"
-)
+# that is not over, that time stays, but a clock that went back puts no check off for longer than rounds do. `greatest`
+# leaves out null.
+_AT = f"""
+case when c.urged_at > $2 then least(c.urged_at, $2 + interval '{URGED_APART_S} seconds')
+else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end
+"""
 # Not those that this round asked for. A check that was put off may have been asked before by a person, so another one
 # is due at its time.
 _NOT_URGED = "(c.urged_at is null or c.urged_at < $4 or c.urged_at > $2)"
@@ -43,12 +72,9 @@ _NOT_URGED = "(c.urged_at is null or c.urged_at < $4 or c.urged_at > $2)"
 # every statement does that waits for several. One that had to be waited for is written only if it is `still` to be
 # asked: another process may have done that, and the producers of a fleet start together. `asked_at` is that of a check
 # which is in flight: SETTLE writes the time of the next one.
-def _ask_unanswered(picked: str, still: str) -> str:
+def _ask_unanswered(picked: str, still: str, returned: str) -> str:
     return f"""
-with picked as materialized (
-  select c.transaction_id, c.next_check_at from check_back c
-  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_NOT_URGED} and {picked} limit $3
-), locked as materialized (
+with {picked}, locked as materialized (
   select l.transaction_id from (select * from picked order by transaction_id) p cross join lateral (
     select c.transaction_id from check_back c
     where c.transaction_id = p.transaction_id and c.state = 1 and c.unanswered > 0 and {_NOT_URGED} and {still}
@@ -60,19 +86,46 @@ with picked as materialized (
     next_check_at = case when c.leased_until > $2 then c.next_check_at else least(c.next_check_at, {_AT}) end
   where c.transaction_id = any (array(select transaction_id from locked))
 )
-select count(*) as found, max(next_check_at) as reached from picked
+{returned}
 """  # noqa: S608 -- constants
+
+
+_UNANSWERED = f"c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_NOT_URGED}"
 
 
 # Served by check_back_leased. One that is being settled has its back-off once its lock is free.
 ASK_IN_FLIGHT = _ask_unanswered(
-    "c.leased_until > $2 and c.asked_at is null",
-    f"case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > {_AT} end",
+    f"""
+picked as materialized (
+  select c.transaction_id from check_back c
+  where {_UNANSWERED} and c.leased_until > $2 and c.asked_at is null limit $3
 )
-# Served by check_back_due: those that wait for their next try. One that was claimed meanwhile is asked already.
+""",  # noqa: S608 -- constants
+    f"case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > {_AT} end",
+    "select count(*) from picked",
+)
+# Served by check_back_due: those that wait for their next try. One that was claimed meanwhile is asked already. The
+# round comes up to the last one that is asked, or behind all that were read; null if there are no others.
 _WAITS = f"c.next_check_at > {_AT} and (c.leased_until is null or c.leased_until <= $2)"
-_LEFT = f"c.next_check_at > $2 and c.next_check_at >= $5 and {_WAITS}"
-ASK_WAITING = _ask_unanswered(f"{_LEFT} order by c.next_check_at", _WAITS)
+ASK_WAITING = _ask_unanswered(
+    f"""
+walked as materialized (
+  select * from check_back c
+  where c.producer_group = $1 and c.next_check_at > $2 and c.next_check_at >= $5
+  order by c.next_check_at fetch first {READ_MOST} rows with ties
+), picked as materialized (
+  select c.transaction_id, c.next_check_at from walked c
+  where {_UNANSWERED} and {_WAITS} order by c.next_check_at limit $3
+)
+""",  # noqa: S608 -- constants
+    _WAITS,
+    f"""
+select count(*) as found, case when count(*) >= $3 then max(next_check_at)
+  when (select count(*) from walked) >= {READ_MOST}
+  then (select max(next_check_at) from walked) + interval '1 microsecond' end as reached
+from picked
+""",  # noqa: S608 -- constants
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +148,31 @@ async def round_of(connection: Connection, group: str) -> AskingRound | None:
     return None if row is None else AskingRound(*row)
 
 
-async def rounds_left(connection: Connection, began_by: datetime, at_most: int) -> list[AskingRound]:
-    """Return rounds that are not complete and began at a time or before it, those first that began first."""
-    return [AskingRound(*row) for row in await connection.fetch(LEFT, began_by, at_most)]
+async def rounds_left(
+    connection: Connection, began_by: datetime, now: datetime, after: str, at_most: int
+) -> list[AskingRound]:
+    """Return rounds that are not complete and began at a time or before it, or after now, as a clock that went back.
+
+    In the order of their groups: first those whose names follow `after`, then the others.
+    """
+    return [AskingRound(*row) for row in await connection.fetch(LEFT, began_by, now, after, at_most)]
+
+
+async def take_round(connection: Connection, group: str) -> bool:
+    """Take the round of a group until the database transaction ends; return False if another process has it."""
+    taken: bool = await connection.fetchval(TAKE, group)
+    return taken
+
+
+async def many_due(connection: Connection, group: str, now: datetime) -> bool:
+    """Return whether DUE_MOST checks of a group, or more, are due and not in flight."""
+    due: int = await connection.fetchval(DUE, group, now, DUE_MOST)
+    return due >= DUE_MOST
+
+
+async def begin_again(connection: Connection, one: AskingRound, now: datetime) -> None:
+    """Begin a round again that is not complete, unless it has begun again."""
+    await connection.execute(BEGIN_AGAIN, one.group, one.began_at, now)
 
 
 async def move_round(connection: Connection, one: AskingRound, reached: datetime) -> None:
@@ -122,8 +197,8 @@ async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime)
 async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -> tuple[int, datetime | None]:
     """Make checks of a group due that were not answered and wait for their next try.
 
-    Up to AT_ONCE, those first that would be due first. Return how many were found, and when the last of them would have
-    been due; None if there is none.
+    Up to AT_ONCE, those first that would be due first. Return how many were found, and the time of the next check from
+    which on others may be left; None if none is.
     """
     row = await connection.fetchrow(ASK_WAITING, one.group, now, AT_ONCE, one.began_at, one.reached)
     assert row is not None

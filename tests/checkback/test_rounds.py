@@ -1,0 +1,215 @@
+"""The rounds that go on after their registrations: in turn, one worker at each, and no group before all others."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import asyncpg
+import httpx
+import pytest
+
+from app.checkback import registrations
+from app.checkback.registrations import Rounds
+from app.database.advisory_locks import AdvisoryLock
+from app.database.connection import Connection, connect
+from app.runtime.state import Runtime
+from app.store.checkback import rounds
+from app.store.checkback.rounds import ask_waiting, begin_round, round_of
+from tests.support.check_stepping import in_doubt, many_in_doubt
+
+URGED = "select count(*) from check_back where producer_group = $1 and urged_at is not null"
+LATER_S = 600
+
+
+async def rounds_of(client: httpx.AsyncClient, runtime: Runtime, db: Connection, sizes: Sequence[int]) -> list[str]:
+    """Begin rounds of groups that have so many unanswered checks each, the first one longest ago; return the names."""
+    names = [f"group-{n:02}" for n in range(len(sizes))]
+    for name, size in zip(names, sizes, strict=True):
+        assert (await client.put(f"/producer-groups/{name}", json={"check_urls": ["http://127.0.0.1:9/"]})).is_success
+        await many_in_doubt(db, runtime, name, size)
+    now = runtime.clock.now()
+    await _wait(db, runtime)
+    await db.execute("update producer_group set round_reached = null")
+    for n, name in enumerate(names):
+        await begin_round(db, name, now - timedelta(seconds=100 - n))
+    return names
+
+
+async def _wait(db: Connection, runtime: Runtime, unanswered: int = 9) -> None:
+    """Have all checks wait for their next try, each at a time of its own."""
+    await db.execute(
+        "update check_back c set next_check_at = $1::timestamptz + o.n * interval '1 us', unanswered = $2 from "
+        "(select transaction_id, row_number() over (order by transaction_id) as n from check_back) o "
+        "where o.transaction_id = c.transaction_id",
+        runtime.clock.now() + timedelta(seconds=LATER_S),
+        unanswered,
+    )
+
+
+async def fail(db: Connection, groups: Sequence[str]) -> None:
+    """Have every statement fail that asks a check of these groups."""
+    await db.execute(
+        "create function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$; "
+        f"create trigger no before update on check_back for each row when (new.producer_group in ({_list(groups)})) "
+        "execute function no()"
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+async def test_a_round_that_fails_stops_no_other(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+    names = await rounds_of(client, runtime, db, [5, 5, 5])
+    await fail(db, names[:1])
+    assert (await Rounds().step(runtime, runtime.clock.now())).done == 2
+    assert [await db.fetchval(URGED, name) for name in names] == [0, 5, 5]
+    assert await round_of(db, names[0]) is not None
+
+
+async def test_a_step_fails_if_all_of_its_rounds_fail(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "GROUPS_AT_ONCE", 2)
+    names = await rounds_of(client, runtime, db, [5, 5, 5])
+    await fail(db, names[:2])
+    loop = Rounds()
+    with pytest.raises(asyncpg.RaiseError):
+        await loop.step(runtime, runtime.clock.now())
+    # The next step is that of the others.
+    assert (await loop.step(runtime, runtime.clock.now())).done == 1
+    assert [await db.fetchval(URGED, name) for name in names] == [0, 0, 5]
+
+
+@pytest.mark.parametrize("at_one_time", [False, True])
+async def test_a_statement_reads_a_bounded_part_of_a_group_whose_checks_were_answered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, at_one_time: bool
+) -> None:
+    [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 1000])
+    now = runtime.clock.now()
+    at = await db.fetchval("select max(next_check_at) from check_back")
+    if at_one_time:
+        await db.execute("update check_back set next_check_at = $1", at - timedelta(seconds=1))
+    last = "transaction_id = (select transaction_id from check_back order by 1 desc limit 1)"
+    await db.execute(f"update check_back set unanswered = 0 where not {last}")
+    await db.execute(f"update check_back set next_check_at = $1 where {last}", at)
+    one = await round_of(db, name)
+    assert one is not None
+    found, reached = await ask_waiting(db, one, now)
+    assert (found, await db.fetchval(URGED, name)) == (0, 0)
+    assert reached is not None
+    assert reached < at
+    loop = Rounds()
+    assert (await loop.step(runtime, runtime.clock.now())).more
+    assert await db.fetchval(URGED, name) == 0
+    assert not (await loop.step(runtime, runtime.clock.now())).more
+    assert await db.fetchval(URGED, name) == 1
+    assert await round_of(db, name) is None
+
+
+async def test_a_newer_transaction_waits_behind_a_bounded_part_of_a_round(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 60)
+    put = {"check_urls": ["http://127.0.0.1:9/"]}
+    await client.put("/producer-groups/shop", json=put)
+    size = 6 * rounds.AT_ONCE
+    await many_in_doubt(db, runtime, "shop", size)
+    await _wait(db, runtime)
+    assert (await client.put("/producer-groups/shop", json=put)).status_code == 200
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 0)
+    loop = Rounds()
+    for _ in range(3):
+        result = await loop.step(runtime, runtime.clock.now())
+        assert (result.done, result.more) == (0, False)
+    new = await in_doubt(client, runtime)
+    earlier = (
+        "select count(*) from check_back where next_check_at < "
+        "(select next_check_at from check_back where transaction_id = $1)"
+    )
+    assert await db.fetchval(earlier, new) == rounds.DUE_MOST
+    # It goes on while its checks are asked.
+    tried = "update check_back set leased_until = $1 where next_check_at <= $2 and leased_until is null"
+    for _ in range(size):
+        now = runtime.clock.now()
+        if await round_of(db, "shop") is None:
+            break
+        await db.execute(tried, now + timedelta(seconds=60), now)
+        await loop.step(runtime, now)
+    assert await db.fetchval(URGED, "shop") == size
+
+
+async def test_groups_take_turns(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while those whose rounds began first have many checks."""
+    monkeypatch.setattr(registrations, "GROUPS_AT_ONCE", 2)
+    monkeypatch.setattr(rounds, "AT_ONCE", 10)
+    names = await rounds_of(client, runtime, db, [35, 35, 35, 5, 10])
+    loop, urged = Rounds(), []
+    for _ in range(4):
+        assert (await loop.step(runtime, runtime.clock.now())).more
+        urged.append([await db.fetchval(URGED, name) for name in names])
+    assert urged == [[10, 10, 0, 0, 0], [10, 10, 10, 5, 0], [20, 10, 10, 5, 10], [20, 20, 20, 5, 10]]
+    while (await loop.step(runtime, runtime.clock.now())).more:
+        pass
+    assert [await db.fetchval(URGED, name) for name in names] == [35, 35, 35, 5, 10]
+
+
+async def test_groups_that_wait_do_not_keep_a_step_from_the_others(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the loop rests once each had its turn."""
+    monkeypatch.setattr(registrations, "GROUPS_AT_ONCE", 2)
+    monkeypatch.setattr(rounds, "DUE_MOST", 3)
+    names = await rounds_of(client, runtime, db, [5, 5, 5, 5])
+    due = "update check_back set next_check_at = $1 where producer_group = any($2)"
+    await db.execute(due, runtime.clock.now(), [names[0], names[1], names[3]])
+    loop = Rounds()
+    results = [await loop.step(runtime, runtime.clock.now()) for _ in range(3)]
+    assert [(one.done, one.more) for one in results] == [(0, True), (1, True), (0, False)]
+    assert await db.fetchval(URGED, names[2]) == 5
+
+
+async def test_one_worker_at_a_time_is_at_a_round(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    names = await rounds_of(client, runtime, db, [5, 5])
+    other = await connect(dsn)
+    async with other.transaction():
+        assert await rounds.take_round(other, names[0])
+        held = "select count(*) from pg_locks where locktype = 'advisory' and classid = $1"
+        assert await db.fetchval(held, AdvisoryLock.ROUNDS) == 1
+        result = await Rounds().step(runtime, runtime.clock.now())
+        assert (result.done, result.more) == (1, False)
+        assert [await db.fetchval(URGED, name) for name in names] == [0, 5]
+    assert (await Rounds().step(runtime, runtime.clock.now())).done == 1
+    assert await db.fetchval(URGED, names[0]) == 5
+    await other.close()
+
+
+async def test_after_the_clock_went_back_a_registration_asks_soon(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    runtime.clock.fixed = now = runtime.clock.now()
+    await many_in_doubt(db, runtime, group, 1)
+    late, later = now + timedelta(hours=1), now + timedelta(hours=2)
+    await db.execute("update check_back set next_check_at = $1, unanswered = 9, urged_at = $2", later, late)
+    await begin_round(db, group, now)
+    await registrations.ask_unanswered(db, group, now)
+    soon = now + timedelta(seconds=rounds.URGED_APART_S)
+    assert tuple(await db.fetchrow("select next_check_at, urged_at from check_back")) == (soon, soon)
+
+
+async def test_after_the_clock_went_back_a_round_goes_on(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """It began at a time that is not over, and its place is such a time too."""
+    await many_in_doubt(db, runtime, group, 5)
+    await _wait(db, runtime)
+    await begin_round(db, group, runtime.clock.now() + timedelta(hours=1))
+    loop = Rounds()
+    await loop.step(runtime, runtime.clock.now())
+    runtime.clock.offset_s += registrations.ASKED_WITHIN_S + 1
+    await loop.step(runtime, runtime.clock.now())
+    assert await db.fetchval(URGED, group) == 5
+    assert await round_of(db, group) is None
