@@ -8,7 +8,6 @@ operator. check_back.state: 1 in doubt, 2 parked. replay: 0 live, else the repla
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
     DataType,
     DateType,
     DoubleType,
@@ -27,7 +26,6 @@ _TYPES: dict[str, DataType] = {
     "int": IntegerType(),
     "long": LongType(),
     "double": DoubleType(),
-    "boolean": BooleanType(),
     "binary": BinaryType(),
     "time": TimestampType(),
     "date": DateType(),
@@ -105,7 +103,6 @@ time unanswered_since, next_check_at, parked_at
 string parked_reason
 """)
 
-# `kept_back`: by the order of its key it must wait for an earlier message, in delivery_retry or dead; null: unknown.
 DELIVERY_RETRY = _schema("""
 int subscription_id!, replay!
 string transaction_id!
@@ -114,7 +111,6 @@ long offset!
 string topic!, key
 int attempts!
 time due_at!
-boolean kept_back
 """)
 
 DEAD_LETTER = _schema("""

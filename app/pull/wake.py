@@ -32,7 +32,7 @@ async def wake_consumers(runtime: Runtime, now: datetime) -> StepResult:
         gone = await removed(connection, others) if others else []
         counts = [await _count(connection, one, limits[one.subscription_id], now) for one in found]
     for subscription_id in gone:
-        waiting.wake(str(subscription_id), waiting.limits[str(subscription_id)])
+        waiting.wake(str(subscription_id), limits[subscription_id])
     times = [one.next_at for one in found]
     for one, count in zip(found, counts, strict=True):
         room, paced_until = _room(one, count, now)

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from app.admission.route_roles import RULES
 from app.config import Settings
-from app.database.connection import Connection
+from app.database.connection import Connection, NoConnection, PoolBusy
 from app.database.standby_wait import WaitCanceled, noted_waits
 from app.delivery import Refused
 from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
@@ -246,10 +246,10 @@ async def _claimed(
             if not may_go_on:
                 break
             woken = found.more or await waiting.wait(waits_for, at_most, left_s)
-            if not woken and await _is_same(runtime, name, subscription):
-                break
             # What it claimed would be lost until its time is over.
-            if await is_gone():
+            if runtime.stopping or await is_gone():
+                break
+            if not woken and await _is_same(runtime, name, subscription):
                 break
             # The key may have ended, or have another scope, since the request came.
             caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
@@ -267,9 +267,15 @@ async def _claim_connected(
 
 
 async def _is_same(runtime: Runtime, name: str, subscription: Subscription) -> bool:
-    """Return whether a subscription still has its name, after a claim that no one woke has waited for it."""
-    async with runtime.claim_connections.connection() as connection:
-        known = await _pulled(runtime, connection, name)
+    """Return whether a subscription still has its name, after a claim that no one woke has waited for it.
+
+    Without a connection nothing is known, and the claim ends without messages.
+    """
+    try:
+        async with runtime.claim_connections.connection() as connection:
+            known = await _pulled(runtime, connection, name)
+    except (PoolBusy, NoConnection):
+        return True
     return known.subscription.subscription_id == subscription.subscription_id
 
 

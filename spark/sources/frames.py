@@ -44,31 +44,6 @@ SQL_TYPES = {
     "timestamp": "timestamptz",
     "array<string>": "text[]",
 }
-# Columns that no table has, by name. As the relay claims retries (app/store/relay/retries.py): in the order of keys a
-# message waits for each earlier one of its key that was tried, is held or is due, and with `hold` for each that is
-# dead; also while a consumer's claim has one of the key (app/store/pull/ordered_claims.py). The other one may be of any
-# day. Served by delivery_retry_key, dead_letter_key and the primary key of pull_claim.
-COMPUTED = {
-    "kept_back": """(delivery_retry.key is not null and exists (
-    select from subscription s
-    where s.subscription_id = delivery_retry.subscription_id and s.ordered = 'key' and (exists (
-      select from delivery_retry b
-      where b.subscription_id = delivery_retry.subscription_id and b.replay = delivery_retry.replay
-        and b.key = delivery_retry.key and b."offset" < delivery_retry."offset"
-        and (b.first_at is not null or b.leased_until is not null or b.due_at <= now())
-    ) or s.on_dead = 'hold' and exists (
-      select from dead_letter x
-      where x.subscription_id = delivery_retry.subscription_id and x.replay = delivery_retry.replay
-        and x.key = delivery_retry.key and x."offset" < delivery_retry."offset"
-    ) or delivery_retry.replay = 0 and exists (
-      select from pull_claim c
-      where c.subscription_id = delivery_retry.subscription_id and (c.keys is null or exists (
-        select from unnest(c.keys) with ordinality as m (key, n)
-        where m.key = delivery_retry.key and m.n <> all(c.settled)
-      ))
-    ))
-  ))"""
-}
 # Columns with nearly unique values, for which a dictionary is useless.
 UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
@@ -198,14 +173,13 @@ def _brought(field: StructField) -> str:
         return f"(date_part('epoch', {field.name}) * 1000000)::bigint as {field.name}"
     if field.name == "policy" or (field.name in JSON and isinstance(field.dataType, StringType)):
         return _copied(field)
-    return f'{COMPUTED[field.name]} as "{field.name}"' if field.name in COMPUTED else f'"{field.name}"'
+    return f'"{field.name}"'
 
 
 def _copied(field: StructField) -> str:
     """Return the SQL of a column for COPY, with the type of the Parquet column."""
     kind = field.dataType.simpleString()
-    named = COMPUTED.get(field.name, f'"{field.name}"')
-    shown = f"{named}::{SQL_TYPES.get(kind, kind)}"
+    shown = f'"{field.name}"::{SQL_TYPES.get(kind, kind)}'
     if field.name == "policy":
         shown = f"case when position = 0 then {shown} end"
     return f'{shown} as "{field.name}"'

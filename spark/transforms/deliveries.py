@@ -27,13 +27,11 @@ def delivery_late(j: Joined) -> DataFrame:
 def retry_overdue(j: Joined) -> DataFrame:
     """A subscription works, and its retries were due longer ago than the SLA: one finding for each name.
 
-    A message of an ordered subscription that must wait for an earlier one of its key is left out; the earlier one is
-    judged, or is dead.
+    Without an attempt, a message of an ordered subscription waits for an earlier one of its key, which is judged.
     """
     on_time = before(j.seen_at, j.sla_s)
     asked = routes(j.whole).select("subscription_id", "name", "ordered", "works_since")
-    # Rows that an earlier version read do not say it: there every one without an attempt waits.
-    waits = F.expr("ordered = 'key' and coalesce(kept_back, key is not null and attempts = 0)")
+    waits = F.expr("ordered = 'key' and key is not null and attempts = 0")
     overdue = (F.col("due_at") <= on_time) & (F.col("works_since") <= on_time) & ~waits
     place = F.struct("due_at", "offset")
     found = (

@@ -146,16 +146,8 @@ def a_message_with_the_wanted_headers(case: Case) -> Found:
 def a_retry_of_a_key_that_others_wait_for(case: Case) -> Found:
     case.versions({"ordered": "key"})
     case.lose(4, 5)
-    case.retry(4, key="k", kept_back=False)
-    case.retry(5, key="k", attempts=0, kept_back=True)
-    return {("retry_overdue", case.name)}
-
-
-def a_retry_that_waits_for_no_other_of_its_key(case: Case) -> Found:
-    # A redelivered dead letter, or a delayed message.
-    case.versions({"ordered": "key"})
-    case.lose(5)
-    case.retry(5, key="k", attempts=0, kept_back=False)
+    case.retry(4, key="k")
+    case.retry(5, key="k", attempts=0)
     return {("retry_overdue", case.name)}
 
 
@@ -194,10 +186,8 @@ def delayed_messages_that_were_passed_and_wait_nowhere(case: Case) -> Found:
 # Next to those: the cases from here on have no finding of a lost delivery.
 def others_of_a_key_that_wait(case: Case) -> Found:
     case.versions({"ordered": "key"})
-    case.lose(5, 6)
-    case.retry(5, key="k", attempts=0, kept_back=True)
-    # Of frames that do not say it.
-    case.retry(6, key="k", attempts=0)
+    case.lose(5)
+    case.retry(5, key="k", attempts=0)
     return set()
 
 
@@ -278,7 +268,6 @@ CASES: tuple[Callable[[Case], Found], ...] = (
     two_layouts_of_a_checkpoint,
     a_message_with_the_wanted_headers,
     a_retry_of_a_key_that_others_wait_for,
-    a_retry_that_waits_for_no_other_of_its_key,
     two_subscriptions_with_one_name_that_are_late,
     retries_of_two_subscriptions_with_one_name,
     checkpoints_of_two_subscriptions_with_one_name,
