@@ -74,7 +74,7 @@ class SyncDriver:
 
     def require_open(self) -> None:
         """Raise ProducerClosed after `end_background` or `close`."""
-        if self._is_closed():
+        if self.is_closed():
             raise ProducerClosed
 
     def run(self, exchange: Exchange[T]) -> T:
@@ -99,14 +99,14 @@ class SyncDriver:
             if background is self._background:
                 break
         if not has_fallback:
-            log.warning(LEFT_AS_CLOSED if self._is_closed() else LEFT_TOO_MANY, transactions)
+            log.warning(LEFT_AS_CLOSED if self.is_closed() else LEFT_TOO_MANY, transactions)
         return False
 
     def follow(self, exchange: Exchange[Any]) -> None:
         """Run the end of a bound session in the background; after a close now, on this thread."""
         if self.later(exchange, has_fallback=True):
             return
-        if not self._is_closed():
+        if not self.is_closed():
             log.warning(LEFT_TOO_MANY, 1)
             return
         try:
@@ -211,7 +211,7 @@ class SyncDriver:
             if client is None or client in self._asking.values():
                 return
             if client is self._client:
-                if not self._is_closed():
+                if not self.is_closed():
                     return
                 self._client = None
         client.close()
@@ -219,13 +219,13 @@ class SyncDriver:
     def _opened(self) -> "Background | None":
         """Return what runs in the background; None after a close."""
         with self._lock:
-            while not self._is_closed():
+            while not self.is_closed():
                 if (found := self._background) is not None:
                     return found
                 made = Background(self, self._lock)
                 if self._background is None:
                     self._background = made
-                if self._is_closed() or self._background is not made:
+                if self.is_closed() or self._background is not made:
                     # A signal's handler has closed the producer, or made another one.
                     if self._background is made:
                         self._background = None
@@ -241,7 +241,8 @@ class SyncDriver:
             verify=trusted(self._url),
         )
 
-    def _is_closed(self) -> bool:
+    def is_closed(self) -> bool:
+        """Return whether `end_background` or `close` was called, and not `open` since."""
         return self._closed_in == os.getpid()
 
     def _enter_process(self) -> None:

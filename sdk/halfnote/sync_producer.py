@@ -212,6 +212,9 @@ class SyncTransactionProducer:
         self._driver.require_open()
         answering = SyncCheckAnswering(self._claiming(listener), self._driver)
         self._answering.append(answering)
+        if self._driver.is_closed():
+            # Its listener, a signal's handler or another thread closed the producer meanwhile.
+            answering.stop(0)
         return answering
 
     def answer_due_checks(self, listener: CheckListener | None = None) -> int:
