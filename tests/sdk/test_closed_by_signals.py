@@ -90,7 +90,8 @@ def test_a_handler_may_close_at_each_line(
         ends = [end["transaction_id"] for end in run.halfnote.ends()]
         if raises:
             # What is under way is left to check-back, but nothing is posted twice.
-            assert len(ends) == len(set(ends)) and set(ends) <= set(halves), line
+            assert len(ends) == len(set(ends)), line
+            assert set(ends) <= set(halves), line
         else:
             assert sorted(ends) == sorted(halves), line
             assert all(client.is_closed for client in run.clients), line
