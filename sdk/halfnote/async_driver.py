@@ -91,6 +91,8 @@ class AsyncDriver:
         self._last: _Running | None = None
         # The loops for which `end_background` was called. A request that follows has connections of its own.
         self._closed: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        # Ends of bound sessions after a close. A loop itself does not keep its tasks.
+        self._following: dict[asyncio.Task[Any], int] = {}
 
     def require_open(self) -> None:
         """Raise ProducerClosed after `end_background` or `close` on the running loop."""
@@ -148,6 +150,25 @@ class AsyncDriver:
 
     def _later(self, effect: Later) -> bool:
         return self.later(effect.exchange, effect.transactions, has_fallback=effect.has_fallback)
+
+    def follow(self, exchange: Exchange[Any]) -> "asyncio.Task[Any] | None":
+        """Run the end of a bound session in the background; after a close, return its task, to be awaited."""
+        if self.later(exchange, has_fallback=True):
+            return None
+        if not self._is_closed():
+            log.warning(LEFT_TOO_MANY, 1)
+            return None
+        task = asyncio.get_running_loop().create_task(self._run(exchange))
+        self._following[task] = 1
+        task.add_done_callback(partial(_over, self._following))
+        return task
+
+    def open(self) -> None:
+        """Begin exchanges again on this loop after a close."""
+        loop = asyncio.get_running_loop()
+        self._closed.discard(loop)
+        if (running := self._running.get(loop)) is not None:
+            running.is_closing = False
 
     async def close(self, grace_s: float) -> None:
         """End what is in the background within `grace_s` seconds, and close the connections: of this loop."""

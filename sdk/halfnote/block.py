@@ -29,8 +29,8 @@ class Binding(Protocol):
     def hides_rollbacks(self) -> bool:
         """Whether a commit that returned may have stored nothing: MySQL rolls back at a deadlock and continues."""
 
-    def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
-        """Call `notify` once, at the end of the database transaction that is open now."""
+    def when_over(self, notify: Callable[[DatabaseState], Any]) -> None:
+        """Call `notify` once, at the end of the database transaction that is open now; await the task it returns."""
 
     def release(self) -> None:
         """Stop watching, unless a caller still waits for the end."""
@@ -57,12 +57,12 @@ class OpenTransaction(Transaction):
 
 
 class Block:
-    """One block. `later` runs an exchange in the background."""
+    """One block. `follow` runs an exchange in the background, or after a close now, perhaps in a task to be awaited."""
 
     def __init__(
-        self, conversation: Conversation, later: Callable[[Exchange[Any]], bool], binding: Binding | None
+        self, conversation: Conversation, follow: Callable[[Exchange[Any]], Any], binding: Binding | None
     ) -> None:
-        self._conversation, self._later, self._binding = conversation, later, binding
+        self._conversation, self._run, self._binding = conversation, follow, binding
         self.transaction: OpenTransaction | None = None
 
     def opening(self, half: Exchange[Transaction]) -> Exchange[OpenTransaction]:
@@ -131,8 +131,8 @@ class Block:
     def _follow(self, transaction: OpenTransaction, binding: Binding, state: DatabaseState) -> None:
         """Post the end in the background, now or when the database transaction is over."""
 
-        def notify(outcome: DatabaseState) -> None:
-            self._later(self._over(transaction, outcome, None))
+        def notify(outcome: DatabaseState) -> Any:
+            return self._run(self._over(transaction, outcome, None))
 
         if state == "open":
             binding.when_over(notify)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
+from contextvars import ContextVar
 
 from halfnote.async_driver import AsyncDriver
 from halfnote.claiming import Claiming, paused_s
@@ -13,6 +14,8 @@ log = logging.getLogger("halfnote")
 
 # How long a claim waits for a check. A thread cannot end its request, so it waits less.
 WAIT_S, SYNC_WAIT_S = 20, 4
+# The one whose listener runs, also in tasks and threads of the listener.
+_answering: "ContextVar[CheckAnswering | None]" = ContextVar("halfnote_answering", default=None)
 FAILED = "checks could not be answered, which is tried again in %g s: %s"
 
 
@@ -32,11 +35,15 @@ class CheckAnswering:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others."""
         self._stopping.set()
+        if _answering.get() is self:
+            # A listener may close the producer; its answer follows.
+            return
         await asyncio.wait([self._task], timeout=grace_s)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self) -> None:
+        _answering.set(self)
         failed, started = 0, True
         while not self._stopping.is_set():
             try:
@@ -82,7 +89,9 @@ class SyncCheckAnswering:
     def stop(self, grace_s: float = 5.0) -> None:
         """Claim no more; give the claim that waits and the answers under way `grace_s` seconds."""
         self._stopping.set()
-        self._thread.join(grace_s)
+        # A listener may close the producer; its answer follows.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(grace_s)
 
     def _work(self) -> None:
         failed, started = 0, True

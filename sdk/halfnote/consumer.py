@@ -366,6 +366,7 @@ class Consumer:
         self._held.update({one.handle: one for one in found})
         if found and self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        await self._driver.run(self._consuming.unreadable_given_back())
         return found
 
     async def _keep(self) -> None:

@@ -36,6 +36,7 @@ EARLIER_FAILED = "an earlier message of its key failed"
 NOT_BEGUN = "its time, or that of another message of its key, was over before the work on it began"
 LEFT = "%d messages were not settled (%s), and come again: %s"
 WORKED_ON = "message %s is still worked on as its consumer closes: it comes again unless that ends in time"
+UNREADABLE = "message %s with the handle %s of %s cannot be read, and is given back: %s: %s"
 ENDS = "messages of %s cannot be claimed, which ends `run` after the handlers under way: %s"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
@@ -86,6 +87,8 @@ class Consuming:
         self._grace_s = grace_s
         self._hurry_lock, self._hurries, self._settle_by = lock or nullcontext(), 0, math.inf
         self._stopped_at = math.inf
+        # Of claimed messages that cannot be read: the handle of each, and why.
+        self._unreadable: list[tuple[str, str]] = []
 
     def stop(self) -> None:
         """Settle within `grace_s` seconds from now on, each time; extend as before, for the handlers under way."""
@@ -131,12 +134,26 @@ class Consuming:
             # The time began between request and answer. A claim may have waited, so its answer is taken to be not older
             # than a part of the lease.
             since = max(sent_at, self._clock() - self.invisible_s * EXTENDED_AFTER)
-            try:
-                return self._held(answer.content["messages"], since + self.invisible_s)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
+            messages = answer.content.get("messages")
+            held = self._held(messages, since + self.invisible_s) if isinstance(messages, list) else []
+            if not isinstance(messages, list) or (messages and not held and not self._unreadable):
                 # As of a proxy.
-                why = f"answered {answer.status} without messages that can be read: {type(error).__name__}: {error}"
-                raise Unconfirmed("a claim of messages", why, perhaps_done=True) from error
+                why = f"answered {answer.status} without messages that can be read"
+                raise Unconfirmed("a claim of messages", why, perhaps_done=True)
+            return held
+
+    def unreadable_given_back(self) -> Exchange[None]:
+        """Give back the messages of the last claim that cannot be read, so that they become dead letters in the end.
+
+        What fails is logged: they come again when their time is over.
+        """
+        unreadable, self._unreadable = self._unreadable, []
+        for handle, why in unreadable:
+            request = self._post("nack", {"handles": [handle], "error": why}, self.attempt_s)
+            try:
+                yield from self._asked("`nack` of a message that cannot be read", request, is_settled=True)
+            except (Refused, Unconfirmed) as error:
+                log.warning("%s", error)
 
     def extended(self, held: Sequence[HeldMessage]) -> Exchange[list[HeldMessage]]:
         """Hold messages for longer; return those that were not held any more. Raises Refused or Unconfirmed."""
@@ -195,17 +212,30 @@ class Consuming:
         path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"
         return Request("POST", path, json.dumps(content).encode(), timeout_s)
 
-    def _held(self, messages: Sequence[Mapping[str, Any]], until: float) -> list[HeldMessage]:
+    def _held(self, messages: Sequence[Any], until: float) -> list[HeldMessage]:
+        """Return the messages that can be read, and note the others."""
         lanes: dict[str, Lane] = {}
-        return [
-            HeldMessage(
-                self._message(found),
-                found["handle"],
-                Lane() if (key := found.get("key")) is None else lanes.setdefault(key, Lane()),
-                until,
-            )
-            for found in messages
-        ]
+        held = list[HeldMessage]()
+        for found in messages:
+            try:
+                message, handle = self._message(found), _text(found["handle"])
+                lane = Lane() if message.key is None else lanes.setdefault(message.key, Lane())
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                if isinstance(found, dict) and isinstance(key := found.get("key"), str):
+                    # The later ones of its key come after it.
+                    lanes[key] = Lane(is_lost=True)
+                self._note(found, error)
+                continue
+            held.append(HeldMessage(message, handle, lane, until))
+        return held
+
+    def _note(self, found: Any, error: Exception) -> None:
+        """Log that a message cannot be read, and keep its handle, if it has one."""
+        named = found if isinstance(found, dict) else {}
+        handle = named.get("handle")
+        log.error(UNREADABLE, named.get("message_id"), handle, self.subscription, type(error).__name__, error)
+        if isinstance(handle, str):
+            self._unreadable.append((handle, said(f"the message cannot be read: {error_of(error)}")))
 
     def _message(self, found: Mapping[str, Any]) -> Message:
         body: bytes = base64.b64decode(found["body_base64"]) if "body_base64" in found else found["body"]
@@ -261,11 +291,23 @@ def _claim_of(content: bytes) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name in text.members():
         if name == "messages":
-            found[name] = [with_exact(text, "body") for _ in text.items()]
+            found[name] = _messages_of(text)
         else:
             found[name] = text.value()
     text.end()
     return found
+
+
+def _messages_of(text: JsonText) -> Any:
+    if not text.is_array:
+        return text.value()
+    return [with_exact(text, "body") if text.is_object else text.value() for _ in text.items()]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is expected, not {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,15 @@ def _own_id(cause: Refused | Unconfirmed) -> str:
 
 
 class ProducerClosed(HalfnoteError):
-    """The producer was closed, or is closing, and begins nothing: nothing was posted, and no local work has run."""
+    """The producer was closed, or is closing, and begins nothing: nothing was posted, and no local work has run.
+
+    `with producer:` or `async with producer:` opens it again. This is no HalfFailed: a later try fails, too.
+    """
 
     def __init__(self) -> None:
-        super().__init__("the producer is closed and begins nothing: make another one, or close it later")
+        super().__init__(
+            "the producer is closed and begins nothing: open it again (`with producer:`), or close it later"
+        )
 
 
 _ROLLED_BACK = (

@@ -159,7 +159,7 @@ class TransactionProducer:
         With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
         self._driver.require_open()
-        block = Block(self._conversation, self._driver.later, binding)
+        block = Block(self._conversation, self._driver.follow, binding)
         enters = binding is not None and self.barrier is not None
         half_posted = self._conversation.half(messages, enters=enters, **half)
         transaction = await self._driver.run(block.opening(half_posted))
@@ -242,7 +242,8 @@ class TransactionProducer:
         """Wait for ends in the background and for answers to checks, `grace_s` seconds at most for both together.
 
         The log says how many transactions are left to check-back. From now on, on this event loop, all that would begin
-        raises ProducerClosed; what has begun ends, and posts its end.
+        raises ProducerClosed, until `async with` opens it again; what has begun ends, and posts its end. A listener may
+        call it.
         """
         answering, self._answering = self._answering, []
         ending = self._driver.end_background(grace_s)
@@ -257,6 +258,8 @@ class TransactionProducer:
         return Claiming(self._conversation, chosen)
 
     async def __aenter__(self) -> "TransactionProducer":
+        """Open it on this event loop, also again after a close."""
+        self._driver.open()
         return self
 
     async def __aexit__(

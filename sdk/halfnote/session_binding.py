@@ -5,12 +5,15 @@ within the block do not count; one around it that is rolled back takes the block
 a transaction of its connection which is still open does not count either.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import MissingGreenlet, SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.util import await_only
 
 from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.block import DatabaseState, OpenTransaction
@@ -29,7 +32,7 @@ class SessionBinding:
         self._session = session
         self._state: DatabaseState = "open" if session.in_transaction() else "none"
         self._tried = self._committed = self._hides_rollbacks = False
-        self._notify: Callable[[DatabaseState], None] | None = None
+        self._notify: Callable[[DatabaseState], Any] | None = None
         self._barrier: Barrier | AsyncBarrier | None = None
         self._transaction: OpenTransaction | None = None
         self._entered = False
@@ -119,8 +122,8 @@ class SessionBinding:
         if not any(is_of(barrier.database, connection) for connection in connections):
             raise NotEntered(transaction.transaction_id)
 
-    def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
-        """Call `notify` once, at the end of the database transaction that is open now."""
+    def when_over(self, notify: Callable[[DatabaseState], Any]) -> None:
+        """Call `notify` once, at the end of the database transaction that is open now; await the task it returns."""
         self._notify = notify
 
     def release(self) -> None:
@@ -174,7 +177,19 @@ class SessionBinding:
         notify, self._notify = self._notify, None
         if notify is not None:
             self.release()
-            notify(state)
+            _await(notify(state))
+
+
+def _await(task: "asyncio.Task[Any] | None") -> None:
+    """Wait for a task within an `AsyncSession`. Without one, its loop runs the task by itself."""
+    if task is None:
+        return
+    # Not the task itself: it goes on if the session's code is canceled.
+    waiting = asyncio.wait([task])
+    try:
+        await_only(waiting)
+    except MissingGreenlet:
+        waiting.close()
 
 
 def _bindings(session: Session) -> list[SessionBinding]:

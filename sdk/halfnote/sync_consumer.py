@@ -346,6 +346,8 @@ class SyncConsumer:
                 if self._keeper is None:
                     self._keeper = threading.Thread(target=self._keep, name="halfnote-leases", daemon=True)
                     self._keeper.start()
+            self._driver.run(self._consuming.unreadable_given_back())
+            if found:
                 return found
         return []
 

@@ -1,4 +1,8 @@
-"""Runs exchanges with httpx on threads: the caller's own, and one in the background for ends that are repeated."""
+"""Runs exchanges with httpx on threads: the caller's own, and one in the background for ends that are repeated.
+
+A signal's handler may close the producer while its own thread is at any line here. So the lock can be taken again, what
+holds it looks again after each change that others build on, and who waits for a thread frees it.
+"""
 
 import heapq
 import inspect
@@ -6,10 +10,11 @@ import itertools
 import logging
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -58,18 +63,18 @@ class SyncDriver:
         self._url, self._headers, self._transport = base_of(url), dict(headers), transport
         self._is_batching = batching
         self._batching: tuple[int, Batching] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: int | None = None
         self._client: httpx.Client | None = None
-        # How many requests use each client; the last one closes a client that is no longer the driver's.
-        self._asking: dict[httpx.Client, int] = {}
+        # The client of each request; the last one closes a client that is no longer the driver's.
+        self._asking: dict[object, httpx.Client] = {}
         self._background: Background | None = None
         # The process for which `end_background` was called. A request that follows has a client of its own.
         self._closed_in: int | None = None
 
     def require_open(self) -> None:
         """Raise ProducerClosed after `end_background` or `close`."""
-        if self._is_closed():
+        if self.is_closed():
             raise ProducerClosed
 
     def run(self, exchange: Exchange[T]) -> T:
@@ -88,15 +93,27 @@ class SyncDriver:
         `transactions` and `has_fallback`: as of `Later`.
         """
         self._enter_process()
-        with self._lock:
-            is_closed = self._is_closed()
-            if not is_closed and self._background is None:
-                self._background = Background(self)
-            if not is_closed and self._background is not None and self._background.add(exchange, transactions):
+        while (background := self._opened()) is not None:
+            if background.add(exchange, transactions):
                 return True
+            if background is self._background:
+                break
         if not has_fallback:
-            log.warning(LEFT_AS_CLOSED if is_closed else LEFT_TOO_MANY, transactions)
+            log.warning(LEFT_AS_CLOSED if self.is_closed() else LEFT_TOO_MANY, transactions)
         return False
+
+    def follow(self, exchange: Exchange[Any]) -> None:
+        """Run the end of a bound session in the background; after a close now, on this thread."""
+        if self.later(exchange, has_fallback=True):
+            return
+        if not self.is_closed():
+            log.warning(LEFT_TOO_MANY, 1)
+            return
+        try:
+            self.run(exchange)
+        except Exception as error:
+            # The session's code has no part in it.
+            log.error("an end after the close failed", exc_info=error)
 
     def close(self, grace_s: float) -> None:
         """End what is in the background within `grace_s` seconds, and close the connections."""
@@ -115,12 +132,16 @@ class SyncDriver:
         if background is not None:
             background.close(grace_s)
 
+    def open(self) -> None:
+        """Begin exchanges again after a close."""
+        self._closed_in = None
+
     def disconnect(self) -> None:
         """Close the connections; the last request that is under way on them closes them otherwise."""
         self._enter_process()
         with self._lock:
             client, self._client = self._client, None
-            is_used = client in self._asking
+            is_used = client in self._asking.values()
         if client is not None and not is_used:
             client.close()
 
@@ -151,7 +172,13 @@ class SyncDriver:
 
     def ask(self, request: Request) -> Response | NoAnswer:
         """Send a request by itself; return its answer."""
-        client = self._taken()
+        place = object()
+        try:
+            return self._asked_by(self._taken(place), request)
+        finally:
+            self._leave(place)
+
+    def _asked_by(self, client: httpx.Client, request: Request) -> Response | NoAnswer:
         try:
             answer = client.request(
                 request.method,
@@ -162,31 +189,48 @@ class SyncDriver:
             )
         except FAILURES as error:
             return unanswered(error, request.timeout_s)
-        finally:
-            self._leave(client)
         return answered(answer)
 
-    def _taken(self) -> httpx.Client:
+    def _taken(self, place: object) -> httpx.Client:
         """Return the client for a request, which must then leave it."""
         self._enter_process()
         with self._lock:
-            if (client := self._client) is None:
-                client = self._client = self._made()
-            self._asking[client] = self._asking.get(client, 0) + 1
-            return client
+            while True:
+                found = self._client
+                client = self._asking[place] = self._made() if found is None else found
+                if found is None and self._client is None:
+                    self._client = client
+                if client is self._client:
+                    return client
+                # A signal's handler has closed it, or made another one.
+                self._leave(place)
 
-    def _leave(self, client: httpx.Client) -> None:
+    def _leave(self, place: object) -> None:
         with self._lock:
-            left = self._asking.get(client, 1) - 1
-            if left:
-                self._asking[client] = left
+            client = self._asking.pop(place, None)
+            if client is None or client in self._asking.values():
                 return
-            self._asking.pop(client, None)
             if client is self._client:
-                if not self._is_closed():
+                if not self.is_closed():
                     return
                 self._client = None
         client.close()
+
+    def _opened(self) -> "Background | None":
+        """Return what runs in the background; None after a close."""
+        with self._lock:
+            while not self.is_closed():
+                if (found := self._background) is not None:
+                    return found
+                made = Background(self, self._lock)
+                if self._background is None:
+                    self._background = made
+                if self.is_closed() or self._background is not made:
+                    # A signal's handler has closed the producer, or made another one.
+                    if self._background is made:
+                        self._background = None
+                    made.close(0)
+        return None
 
     def _made(self) -> httpx.Client:
         return httpx.Client(
@@ -197,7 +241,8 @@ class SyncDriver:
             verify=trusted(self._url),
         )
 
-    def _is_closed(self) -> bool:
+    def is_closed(self) -> bool:
+        """Return whether `end_background` or `close` was called, and not `open` since."""
         return self._closed_in == os.getpid()
 
     def _enter_process(self) -> None:
@@ -206,7 +251,7 @@ class SyncDriver:
             return
         if self._process is not None:
             # Another thread may have held the lock at the fork.
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
         with self._lock:
             if self._process != os.getpid():
                 self._client, self._background, self._asking = None, None, {}
@@ -215,80 +260,117 @@ class SyncDriver:
 
 @dataclass(eq=False)
 class _Running:
-    """An exchange in the background, and of how many transactions it is."""
+    """An exchange in the background, and of how many transactions it is. `free`: empty once it was taken."""
 
     exchange: Exchange[Any]
     transactions: int
+    free: list[None] = field(default_factory=lambda: [None])
+
+    def take(self) -> bool:
+        """Return whether the caller is the first to take it."""
+        try:
+            self.free.pop()
+        except IndexError:
+            return False
+        return True
 
 
 class Background:
     """One thread that runs exchanges when they are due; while one waits, others continue.
 
-    The requests of those that are due at the same time are sent together.
+    The requests of those that are due at the same time are sent together. What is new comes to the thread without a
+    lock, because a signal's handler may close this on the thread that adds. `lock`: the driver's.
     """
 
-    def __init__(self, driver: SyncDriver) -> None:
+    def __init__(self, driver: SyncDriver, lock: "threading.RLock") -> None:
         self._driver = driver
+        # None only wakes the thread.
+        self._new: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
+        # The thread's own, as is all that is below.
         self._due: list[tuple[float, int, _Running, Any]] = []
         self._number = itertools.count()
-        self._changed = threading.Condition()
-        # `until`: when the grace is over. After that nothing more is sent.
-        self._closing, self._until, self._dropping = False, math.inf, False
         # Those that are neither due nor over: the thread works on them.
         self._under_way: set[_Running] = set()
         # When the request that is under way is over at the latest.
         self._over_by = 0.0
-        self._thread = threading.Thread(target=self._work, name="halfnote-ends", daemon=True)
+        # `until`: when the grace is over. After that nothing more is sent. The closing thread sets them.
+        self._closing, self._until, self._dropping = False, math.inf, False
+        self._is_over, self._over = False, threading.Condition(lock)
+        self._thread = threading.Thread(target=self._run, name="halfnote-ends", daemon=True)
         self._thread.start()
 
     def add(self, exchange: Exchange[Any], transactions: int) -> bool:
         """Accept an exchange that has not begun; False if there are too many or the thread is closing."""
-        with self._changed:
-            if self._closing or len(self._due) >= BACKGROUND_MAX:
-                return False
-            self._put(time.monotonic(), _Running(exchange, transactions), None)
-            return True
+        if self._closing or len(self._due) + self._new.qsize() >= BACKGROUND_MAX:
+            return False
+        running = _Running(exchange, transactions)
+        self._new.put(running)
+        # The thread may not see it any more. What is taken runs, or is left with a line in the log.
+        return not (self._closing and running.take())
 
     def close(self, grace_s: float) -> None:
         """Wait for all exchanges, at most that long; drop the others, and say so in the log.
 
         A thread cannot end its request. So it waits for the one that is under way too, until the time limit of that.
+        An exchange that closes its own thread waits for nothing.
         """
-        with self._changed:
-            self._closing, self._until = True, time.monotonic() + grace_s
-            self._changed.notify_all()
-        self._thread.join(grace_s)
-        with self._changed:
-            self._dropping = True
-            self._changed.notify_all()
-            over_by = self._over_by
-        self._thread.join(max(0.0, over_by - time.monotonic()) + LATE_S)
-        with self._changed:
-            left = [*self._under_way, *(running for _, _, running, _ in self._due)]
-            self._due.clear()
+        is_own = threading.current_thread() is self._thread
+        self._until = math.inf if is_own else time.monotonic() + grace_s
+        self._closing = True
+        self._new.put(None)
+        if is_own:
+            return
+        self._wait(grace_s)
+        self._dropping = True
+        self._new.put(None)
+        self._wait(max(0.0, self._over_by - time.monotonic()) + LATE_S)
+        self._collect()
+        left = [*self._under_way, *(running for _, _, running, _ in list(self._due))]
         if left:
             log.warning(LEFT_AT_CLOSE, sum(running.transactions for running in left))
 
+    def _wait(self, seconds: float) -> None:
+        """Wait for the thread. This frees the lock, also one that the code below a signal's handler holds."""
+        with self._over:
+            self._over.wait_for(lambda: self._is_over, seconds)
+            is_over = self._is_over
+        if is_over:
+            self._thread.join()
+
+    def _collect(self, wait_s: float | None = 0.0) -> None:
+        """Take what is new; wait for it so long, or without a limit."""
+        while True:
+            try:
+                running = self._new.get(timeout=wait_s) if wait_s != 0 else self._new.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            if running is not None and running.take():
+                self._put(time.monotonic(), running, None)
+
     def _put(self, at: float, running: _Running, brought: Any) -> None:
-        """Continue an exchange at a time. Called with the lock."""
-        self._under_way.discard(running)
+        """Continue an exchange at a time."""
         heapq.heappush(self._due, (at, next(self._number), running, brought))
-        self._changed.notify_all()
+        self._under_way.discard(running)
 
     def _next(self) -> list[tuple[_Running, Any]]:
         """Wait for exchanges that are due; return some of them, or none at the end."""
-        with self._changed:
-            while not self._dropping:
-                if not self._due:
-                    if self._closing:
+        self._collect()
+        while not self._dropping:
+            if not self._due:
+                if self._closing:
+                    # One that was added before the close may have come since.
+                    self._collect()
+                    if not self._due:
                         return []
-                    self._changed.wait()
                     continue
-                wait_s = self._due[0][0] - time.monotonic()
-                if wait_s <= 0:
-                    return self._taken()
-                self._changed.wait(wait_s)
-            return self._answered()
+                self._collect(None)
+                continue
+            wait_s = self._due[0][0] - time.monotonic()
+            if wait_s <= 0:
+                return self._taken()
+            self._collect(wait_s)
+        return self._answered()
 
     def _taken(self) -> list[tuple[_Running, Any]]:
         found: list[tuple[_Running, Any]] = []
@@ -306,6 +388,14 @@ class Background:
         self._under_way.update(running for running, _ in found)
         return found
 
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._over:
+                self._is_over = True
+                self._over.notify_all()
+
     def _work(self) -> None:
         while due := self._next():
             asking: list[tuple[_Running, Request]] = []
@@ -313,12 +403,10 @@ class Background:
                 effect = self._advanced(running.exchange, brought)
                 if isinstance(effect, Request):
                     asking.append((running, effect))
-                    continue
-                with self._changed:
-                    if effect is None:
-                        self._under_way.discard(running)
-                    elif not self._dropping:
-                        self._put(time.monotonic() + effect.seconds, running, None)
+                elif effect is None:
+                    self._under_way.discard(running)
+                elif not self._dropping:
+                    self._put(time.monotonic() + effect.seconds, running, None)
             if asking and not self._dropping:
                 self._ask(asking)
 
@@ -341,21 +429,19 @@ class Background:
             answers = self._driver.ask_all([request for _, request in asking], self._ask_in_time)
         except Exception as error:
             log.error("%d ends in the background failed", len(asking), exc_info=error)
-            with self._changed:
-                self._under_way.difference_update(running for running, _ in asking)
+            self._under_way.difference_update(running for running, _ in asking)
             return
-        with self._changed:
-            for (running, _), answer in zip(asking, answers, strict=True):
-                self._put(time.monotonic(), running, answer)
+        for (running, _), answer in zip(asking, answers, strict=True):
+            self._put(time.monotonic(), running, answer)
 
     def _ask_in_time(self, request: Request) -> Response | NoAnswer:
         """Send a request, for which there is time until the grace of the close is over."""
-        with self._changed:
-            if self._dropping:
-                return NoAnswer("the producer was closed", sent=False)
-            now = time.monotonic()
-            timeout_s = min(request.timeout_s, max(self._until - now, SHORTEST_TIMEOUT_S))
-            self._over_by = now + timeout_s
+        now = time.monotonic()
+        timeout_s = min(request.timeout_s, max(self._until - now, SHORTEST_TIMEOUT_S))
+        # Before the look: a close that comes between waits for the request.
+        self._over_by = now + timeout_s
+        if self._dropping:
+            return NoAnswer("the producer was closed", sent=False)
         return self._driver.ask(replace(request, timeout_s=timeout_s))
 
 

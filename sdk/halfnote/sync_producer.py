@@ -148,7 +148,7 @@ class SyncTransactionProducer:
         With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
         self._driver.require_open()
-        block = Block(self._conversation, self._driver.later, binding)
+        block = Block(self._conversation, self._driver.follow, binding)
         enters = binding is not None and self.barrier is not None
         half_posted = self._conversation.half(messages, enters=enters, **half)
         transaction = self._driver.run(block.opening(half_posted))
@@ -212,6 +212,9 @@ class SyncTransactionProducer:
         self._driver.require_open()
         answering = SyncCheckAnswering(self._claiming(listener), self._driver)
         self._answering.append(answering)
+        if self._driver.is_closed():
+            # Its listener, a signal's handler or another thread closed the producer meanwhile.
+            answering.stop(0)
         return answering
 
     def answer_due_checks(self, listener: CheckListener | None = None) -> int:
@@ -232,7 +235,8 @@ class SyncTransactionProducer:
 
         A request with ends that is under way then is waited for too, until `attempt_s` after its beginning. So no
         thread for ends is left. The log says how many transactions are left to check-back. From now on all that would
-        begin raises ProducerClosed; what has begun ends, and posts its end.
+        begin raises ProducerClosed, until `with` opens it again; what has begun ends, and posts its end.
+        A signal's handler may call it, and so may a listener.
         """
         answering, self._answering = self._answering, []
         until = time.monotonic() + grace_s
@@ -251,6 +255,8 @@ class SyncTransactionProducer:
         return Claiming(self._conversation, chosen)
 
     def __enter__(self) -> "SyncTransactionProducer":
+        """Open it, also again after a close."""
+        self._driver.open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -477,3 +477,41 @@ def test_a_deadlock_that_was_hidden_is_not_taken_for_a_commit(
     assert verdicts(halfnote) == (["rollback"] if hidden else ["commit"])
     assert tx.result is not None
     assert tx.result.local_verdict is (ROLLBACK if hidden else COMMIT)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_end_that_follows_the_close_is_posted_once(
+    sync_engine: Engine, halfnote: Scripted, commits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = SyncTransactionProducer("http://halfnote", group="shop", transport=halfnote.transport())
+    with Session(sync_engine) as session:
+        with producer:
+            session.execute(text("select 1"))
+            with producer.bind(session).transaction(ORDER):
+                session.execute(INSERT, {"number": 1, "customer": 1})
+        if commits:
+            session.commit()
+        else:
+            session.rollback()
+    assert verdicts(halfnote) == ["unknown", "commit" if commits else "rollback"]
+    assert "posts no end" not in caplog.text
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_the_end_that_follows_the_close_is_posted_once_async(
+    engine: AsyncEngine, halfnote: Scripted, commits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit of the session has waited for it, so a loop that ends then loses nothing."""
+    producer = TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport())
+    async with AsyncSession(engine) as session:
+        async with producer:
+            await session.execute(text("select 1"))
+            async with producer.bind(session).transaction(ORDER):
+                await session.execute(INSERT, {"number": 1, "customer": 1})
+        if commits:
+            await session.commit()
+        else:
+            await session.rollback()
+        assert verdicts(halfnote) == ["unknown", "commit" if commits else "rollback"]
+    assert "posts no end" not in caplog.text
+    assert len(halfnote.ends()) == 2

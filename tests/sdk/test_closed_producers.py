@@ -357,3 +357,63 @@ async def test_the_end_of_a_block_that_was_open_at_the_close_is_posted(kind: typ
     assert [path for path, _ in halfnote.came] == ["/half", "/end"]
     with pytest.raises(ProducerClosed):
         await made.block()
+
+
+@KINDS
+async def test_a_producer_that_is_entered_again_is_open_again(kind: type[Any], before: set[threading.Thread]) -> None:
+    """So an application whose lifespan starts twice works. The end of a block is posted in the background, too."""
+    halfnote = Scripted()
+    made = Either(kind, transport=halfnote.transport(), wait_for_end=False)
+    for _ in range(3):
+        await made.call("__enter__" if made.is_sync else "__aenter__")
+        assert (await made.block()).end == "posted"
+        await made.call("__exit__" if made.is_sync else "__aexit__", None, None, None)
+        with pytest.raises(ProducerClosed, match="open it again"):
+            await made.block()
+    assert len(halfnote.asked("/half")) == len(halfnote.ends()) == 3
+    assert of_producers(before) == []
+
+
+class Closes:
+    """A listener that closes its producer."""
+
+    def __init__(self, made: Either) -> None:
+        self.made, self.outcome = made, list[Any]()
+
+    def check_local(self, transaction: Any) -> Any:
+        if not self.made.is_sync:
+            return self._closed()
+        try:
+            self.outcome.append(self.made.producer.close(SOON_S))
+        except BaseException as error:
+            self.outcome.append(error)
+            raise
+        return ROLLBACK
+
+    async def _closed(self) -> Verdict:
+        try:
+            self.outcome.append(await self.made.producer.close(SOON_S))
+        except BaseException as error:
+            self.outcome.append(error)
+            raise
+        return ROLLBACK
+
+
+@KINDS
+async def test_a_listener_may_close_its_producer(kind: type[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """The close waits for the ends, and not for the answer of the listener, which follows."""
+    halfnote = Scripted({CLAIM: [answer(200, CHECKS), answer(200, {"checks": []})]})
+    made = Either(kind, transport=halfnote.transport(), wait_for_end=False)
+    for _ in range(3):
+        await made.block()
+    listener = Closes(made)
+    answering = made.producer.answer_checks(listener)
+    await until(lambda: not answering.running)
+    assert listener.outcome == [None]
+    assert len(halfnote.ends()) == 3
+    assert [one["answers"][0]["verdict"] for one in halfnote.asked("/producer-groups/shop/checks/answers")] == [
+        "rollback"
+    ]
+    with pytest.raises(ProducerClosed):
+        await made.block()
+    assert left_of(caplog) == []

@@ -578,8 +578,62 @@ async def test_a_claim_that_is_answered_oddly_is_tried_again(
                 async for message in consumer.messages():
                     take(message)
     assert found == [1]
-    assert caplog.text.count("messages of worker could not be claimed, which is tried again") == 2
+    # Those with a handle are given back, and the next claim has no pause before it.
+    with_handle = odd in ("no base64", "no key", "no time")
+    failed = caplog.text.count("messages of worker could not be claimed, which is tried again")
+    assert failed == (0 if with_handle else 2)
+    assert [one["handles"] for one in coordinator.asked(NACK)] == ([["h9"]] * 2 if with_handle else [])
     assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"]]
+
+
+@pytest.mark.parametrize("kind", [Consumer, SyncConsumer])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("key", [None, "a"])
+async def test_a_message_that_cannot_be_read_does_not_take_others_with_it(
+    kind: type[Consumer | SyncConsumer], runs: bool, key: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The later ones of its key come again after it. One that is no object has no handle, so only the log has it."""
+    content = claimed(1, 2, 3, key=key).json()
+    content["messages"][1]["committed_at"] = "today"
+    content["messages"].append(4)
+    coordinator = scripted(answer(200, content), claimed(5), claimed())
+    found: list[Any] = []
+
+    def take(message: Message) -> None:
+        found.append(message.json())
+        if found[-1] == 5:
+            consumer.stop()
+
+    async def take_async(message: Message) -> None:
+        take(message)
+
+    def on_a_thread() -> None:
+        with consumer:
+            if runs:
+                consumer.run(take)
+                return
+            for message in consumer.messages():
+                take(message)
+
+    consumer: Any = kind(URL, "worker", transport=coordinator.transport())
+    if kind is SyncConsumer:
+        await asyncio.to_thread(on_a_thread)
+    else:
+        async with consumer:
+            if runs:
+                await consumer.run(take_async)
+            else:
+                async for message in consumer.messages():
+                    take(message)
+    assert found == ([1, 3, 5] if key is None else [1, 5])
+    nacks = {tuple(one["handles"]): one for one in coordinator.asked(NACK)}
+    assert set(nacks) == ({("h2",)} if key is None else {("h2",), ("h3",)})
+    assert "the message cannot be read: ValueError" in nacks["h2",]["error"]
+    assert nacks["h2",].get("begun") is not False
+    assert key is None or nacks["h3",]["begun"] is False
+    assert f"message {content['messages'][1]['message_id']} with the handle h2 of worker cannot be read" in caplog.text
+    assert "message None with the handle None of worker cannot be read" in caplog.text
+    assert "could not be claimed" not in caplog.text
 
 
 @pytest.mark.parametrize("turns", range(12))
