@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import ssl
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from app.permissions import SHOWN_CHARACTERS
 DEFAULT_URL = "http://127.0.0.1:8080"
 # A test of a callback may take its whole timeout.
 TIMEOUT_S = 60.0
+# Answers of the service, or of a proxy before it, after which the same call may succeed; the longest `Retry-After`.
+BUSY = (429, 502, 503, 504)
+RETRY_AFTER_MOST_S = 60
 # The API's limit of one page.
 PAGE_MAX = 1000
 
@@ -121,17 +125,34 @@ def _no_answer(url: str, error: Exception) -> Refusal:
             f"The certificate of {url} is not trusted ({error}).\n"
             "  Name the PEM file of your CA by HALFNOTE_CA_FILE, and a host of the certificate in the URL."
         )
-    kind = Unavailable if isinstance(error, httpx.ConnectError) else Refusal
-    return kind(
+    text = (
         f"No Halfnote answers on {url} ({error}).\n"
         "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
     )
+    if not isinstance(error, httpx.ConnectError):
+        return Refusal(text)
+    return Unavailable(text, is_address=_is_of_address(error))
+
+
+def _is_of_address(error: BaseException | None) -> bool:
+    """Return whether a connection failed at the lookup of the host's name, or at TLS."""
+    while error is not None:
+        if isinstance(error, socket.gaierror | ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _refusal(url: str, answer: httpx.Response) -> Refusal:
     hint = NO_KEY if answer.status_code == 401 else ""
-    kind = Unavailable if answer.status_code == 503 else Refusal
-    return kind(problem_text(url, answer) + hint, problem=_problem(answer))
+    text, problem = problem_text(url, answer) + hint, _problem(answer)
+    if answer.status_code not in BUSY:
+        return Refusal(text, problem=problem)
+    return Unavailable(text, problem=problem, retry_after_s=_seconds(answer.headers.get("retry-after", "")))
+
+
+def _seconds(text: str) -> float:
+    return float(min(int(text), RETRY_AFTER_MOST_S)) if text.isascii() and text.isdecimal() else 0.0
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def consume(
     While the service does not answer, this waits and says so on stderr; with --once it ends with exit code 1.
     """
     path, left = path_of("subscriptions", name), count
-    post = _post if once else _post_until_answered
+    post = _post if once else _UntilAnswered()
     with leaving():
         while left is None or left > 0:
             most = _most(at_once, left)
@@ -62,18 +62,31 @@ def _post(url: str, path: str, content: dict[str, Any]) -> Any:
     return call(url, "POST", path, content=content)
 
 
-def _post_until_answered(url: str, path: str, content: dict[str, Any]) -> Any:
-    """Repeat a call while the service does not answer, as when it restarts. Each reason is printed on stderr once."""
-    said = ""
-    while True:
-        try:
-            return _post(url, path, content)
-        except Unavailable as refused:
-            reason = str(refused).partition("\n")[0]
-        if reason != said:
-            print(f"{reason} Calling again every {AGAIN_S:g} s.", file=sys.stderr)
-            said = reason
-        time.sleep(AGAIN_S)
+class _UntilAnswered:
+    """Repeats a call while the service does not answer, as when it restarts. Each reason is printed on stderr once.
+
+    Before the first answer an address that cannot be reached is an error.
+    """
+
+    def __init__(self) -> None:
+        self._was_answered = False
+
+    def __call__(self, url: str, path: str, content: dict[str, Any]) -> Any:
+        said = ""
+        while True:
+            try:
+                answer = _post(url, path, content)
+            except Unavailable as refused:
+                if refused.is_address and not self._was_answered:
+                    raise
+                reason, wait_s = str(refused).partition("\n")[0], max(AGAIN_S, refused.retry_after_s)
+            else:
+                self._was_answered = True
+                return answer
+            if reason != said:
+                print(f"{reason} Calling again every {wait_s:g} s.", file=sys.stderr)
+                said = reason
+            time.sleep(wait_s)
 
 
 def _claimed(post: Post, url: str, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:

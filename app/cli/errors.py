@@ -16,7 +16,22 @@ class Refusal(Exception):
 
 
 class Unavailable(Refusal):
-    """The service does not answer now, or answered 503: the same call may succeed later."""
+    """The service does not answer now, or answered that it cannot: the same call may succeed later.
+
+    `retry_after_s`: when, if the answer said so. `is_address`: the host has no address, or does not speak TLS as asked,
+    so a setting may be wrong.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        problem: dict[str, Any] | None = None,
+        retry_after_s: float = 0.0,
+        is_address: bool = False,
+    ) -> None:
+        super().__init__(text, problem=problem)
+        self.retry_after_s, self.is_address = retry_after_s, is_address
 
 
 WRONG_USAGE = 2

@@ -23,7 +23,7 @@ def transaction_id_of(given: str, *, or_message: bool = False) -> str:
         if not _is_text(given):
             raise Refusal(NOT_TEXT, code=WRONG_USAGE)
         raise Refusal(
-            f"`{given}` is not a transaction id. To find what it names:\n  halfnote search {shlex.quote(given)}",
+            f"`{given}` is not a transaction id. To find what it names:\n  halfnote search {_argument(given)}",
             code=WRONG_USAGE,
         )
     transaction_id, position = found
@@ -33,6 +33,10 @@ def transaction_id_of(given: str, *, or_message: bool = False) -> str:
             code=WRONG_USAGE,
         )
     return str(transaction_id)
+
+
+def _argument(given: str) -> str:
+    return f"-- {shlex.quote(given)}" if given.startswith("-") else shlex.quote(given)
 
 
 def _is_text(given: str) -> bool:

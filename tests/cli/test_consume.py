@@ -16,7 +16,11 @@ from uuid import UUID
 
 import asyncpg
 import httpx
+import pytest
 
+from app.cli.api_client import call
+from app.cli.consume import AGAIN_S, _UntilAnswered
+from app.cli.errors import Unavailable
 from tests.support.cli_runs import Run, run
 from tests.support.processes import ROOT, Service, serving
 
@@ -256,3 +260,42 @@ def run_once(url: str) -> subprocess.CompletedProcess[str]:
     """Run `halfnote consume --once` to its end."""
     command = [sys.executable, "-m", "app.cli", "consume", "again", "--once", "--url", url]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_an_answer_that_may_be_another_later_is_waited_for(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """As that of a proxy whose service restarts. `Retry-After` is followed, up to a minute."""
+    waits: list[float] = []
+    left = [httpx.Response(status, headers={"retry-after": after}) for after in ("", "30", "7200")]
+
+    def answer(*_: object, **__: object) -> httpx.Response:
+        return left.pop(0) if left else httpx.Response(200, json={"messages": []})
+
+    monkeypatch.setattr(httpx.Client, "request", answer)
+    monkeypatch.setattr("time.sleep", waits.append)
+    assert _UntilAnswered()("http://127.0.0.1:9", "/subscriptions/q/claim", {}) == {"messages": []}
+    assert waits == [AGAIN_S, 30, 60]
+
+
+def test_a_host_without_an_address_is_an_error_before_the_first_answer_and_not_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(Unavailable) as raised:
+        call("http://no-such-host.invalid", "GET", "/stats")
+    assert raised.value.is_address
+    results: list[object] = [{"messages": []}, raised.value, {"messages": [1]}]
+
+    def post(*_: object) -> object:
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr("app.cli.consume._post", post)
+    waits = _UntilAnswered()
+    assert waits("", "", {}) == {"messages": []}
+    assert waits("", "", {}) == {"messages": [1]}
+    results.append(raised.value)
+    with pytest.raises(Unavailable):
+        _UntilAnswered()("", "", {})

@@ -81,10 +81,12 @@
   const main = () => document.getElementById("main");
   const events = main() && main().dataset.live;
   const AGAIN_MS = 2000, CONNECT_AGAIN_MS = 10000, LOAD_MS = 60000, ANSWER_MS = 30000, MESSAGE_MS = 15000;
+  // Many pages begin together, when a service has started: they are not to ask together.
+  const around = (ms) => ms * (0.75 + Math.random() / 2);
   // `current`: the state that the stream named last. The page is at least as new as the state `shown`.
   let shown = events ? main().dataset.seen : "", current = shown, seen = shown;
   let source = null, isConnected = false, isAvailable = true, hasFailed = false, isDue = false, loading = false;
-  let waiting = 0, connecting = 0, due = 0;
+  let waiting = 0, connecting = 0, due = 0, failures = 0;
 
   const isBehind = () => isDue || shown !== current;
 
@@ -158,7 +160,10 @@
   };
 
   // What a repetition may cure, unlike a session that is over or a subscription that is deleted: that page says so.
-  const isRefused = (answer) => answer.redirected || (answer.status >= 400 && answer.status < 500 && ![408, 429].includes(answer.status));
+  // The answer of a proxy is none: it has no page of the console.
+  const isRefused = (answer, page) =>
+    page.getElementById("main") !== null &&
+    (answer.redirected || (answer.status >= 400 && answer.status < 500 && ![408, 429].includes(answer.status)));
 
   const load = async () => {
     clearTimeout(waiting);
@@ -172,23 +177,24 @@
       try {
         const answer = await fetch(window.location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        hasFailed = !answer.ok && !isRefused(answer);
+        hasFailed = !answer.ok && !isRefused(answer, page);
         if (!hasFailed && !isInUse()) {
-          if (isRefused(answer)) { window.location.reload(); return; }
+          if (isRefused(answer, page)) { window.location.reload(); return; }
           replace(page.getElementById("main").childNodes);
           shown = asked;
           isDone = true;
-          loadWithin(LOAD_MS);
+          loadWithin(around(LOAD_MS));
         }
       } catch {
         hasFailed = true;
       } finally {
         loading = false;
+        failures = hasFailed ? failures + 1 : 0;
         if (!isDone) isDue = true;
       }
     }
     show();
-    if (isBehind()) waiting = setTimeout(load, AGAIN_MS);
+    if (isBehind()) waiting = setTimeout(load, failures ? around(Math.min(LOAD_MS, AGAIN_MS * 2 ** (failures - 1))) : AGAIN_MS);
   };
 
   const disconnect = () => {
@@ -228,7 +234,7 @@
       connect();
       load();
     });
-    loadWithin(LOAD_MS);
+    loadWithin(around(LOAD_MS));
     if (!document.hidden) connect();
   }
 })();
