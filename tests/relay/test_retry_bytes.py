@@ -40,11 +40,11 @@ async def publish_large(client: httpx.AsyncClient, count: int, key: str | None =
 
 
 async def retry_all(db: Connection) -> None:
-    """Write each message of the log as a retry of the subscription that is due."""
+    """Write each message of the log as a row of the subscription that is due and was not sent."""
     await db.execute(
         'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, '
-        'first_at, due_at) select s.subscription_id, transaction_id, position, "offset", topic, key, 1, '
-        "now(), now() - interval '1 min' from outbox, subscription s where topic = 'order'"
+        'first_at, due_at) select s.subscription_id, transaction_id, position, "offset", topic, key, 0, '
+        "null, now() - interval '1 min' from outbox, subscription s where topic = 'order'"
     )
 
 
