@@ -31,17 +31,17 @@ class Row:
 
 
 ROWS = {
-    "webhook": Row(relay_webhook.bench, 150),
-    "brokers": Row(relay_brokers.bench, 240),
+    "webhook": Row(relay_webhook.bench, 130),
+    "brokers": Row(relay_brokers.bench, 200),
     "latency": Row(relay_latency.bench, 90),
     "isolation": Row(relay_isolation.bench, 170),
-    "keys": Row(relay_keys.bench, 150),
+    "keys": Row(relay_keys.bench, 120),
     "shards": Row(relay_shards.bench, 150),
     "many": Row(relay_many.fan_out, 150),
     "idle": Row(relay_many.idle, 90),
     "rate": Row(relay_backlog.smooths, 90),
     # This row comes last, because it leaves the disk busy.
-    "backlog": Row(relay_backlog.drains, 480),
+    "backlog": Row(relay_backlog.drains, 420),
 }
 
 

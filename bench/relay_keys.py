@@ -10,7 +10,7 @@ from bench.report import Report
 from bench.stage import Stage
 
 TOPIC = "bench.keys"
-ONE, ONE_QUICK = 2_000, 300
+ONE, ONE_QUICK = 1_000, 300
 MANY, MANY_QUICK = 10_000, 1_000
 # The backlog of one key, and the messages of other keys that are published after it. More than the part of the log that
 # a shard reads with bodies.

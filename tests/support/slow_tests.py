@@ -90,7 +90,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_what_failed_and_what_was_not_tried_is_told",
         "test_the_caller_keeps_its_own_key",
     ),
-    "cli/test_consume.py": ("test_what_is_not_given_is_lowered_to_what_the_service_allows",),
+    "cli/test_consume.py": (
+        "test_a_consumer_goes_on_after_its_service_restarted",
+        "test_what_is_not_given_is_lowered_to_what_the_service_allows",
+    ),
     "cli/test_database_refusals.py": (
         "test_a_database_that_does_not_exist_is_named",
         "test_a_fault_of_the_server_in_a_migration_is_named",
@@ -121,6 +124,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_without_pyspark_it_says_what_to_install",
         "test_help_without_the_extra_lists_the_options_and_what_to_install",
         "test_several_databases_go_by_the_environment_alone[given1]",
+    ),
+    "cli/test_standard_output.py": (
+        "test_a_secret_is_shown_in_every_encoding[cp1252]",
+        "test_a_secret_is_shown_in_every_encoding[latin-1]",
+        "test_a_secret_is_shown_in_every_encoding[utf-8]",
     ),
     "cli/test_watch_and_lists.py": (
         # A process each. Other cases are a number, null, and text of several lines.
@@ -241,6 +249,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_cluster_of_an_earlier_version_gets_the_record_and_a_link_is_no_other_directory",
     ),
     "lifecycle/test_serve.py": (
+        "test_a_host_that_is_not_of_this_machine_is_named[fe80::1%none]",
+        "test_a_start_that_fails_ends_with_1[2]",
         "test_wrong_usage_is_named_and_ends_with_2[arguments1-env1-HALFNOTE_PORT]",
         "test_a_database_of_another_encoding_is_refused_by_one_line",
         "test_a_database_that_hangs_does_not_hold_up_the_end",
@@ -269,6 +279,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_processes_end_when_their_parent_is_killed",
     ),
     "observability/test_telemetry.py": (
+        "test_serve_shows_the_free_disk_of_its_embedded_postgres[auto]",
         "test_access_lines_that_are_not_logged_are_not_formatted",
         "test_log_is_json_and_holds_no_body_and_no_secret",
         "test_metrics_of_several_processes_add_up",
