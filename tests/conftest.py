@@ -41,6 +41,7 @@ from tests.support.selection import (
 )
 from tests.support.trust import pytest_runtest_logstart
 from tests.support.type_introspection import remember_types
+from tests.support.unclosed import pytest_runtest_makereport
 from tests.support.vaults import vault
 from tests.support.xdist_scheduling import pytest_xdist_make_scheduler
 
@@ -71,6 +72,7 @@ __all__ = [
     "pytest_configure",
     "pytest_ignore_collect",
     "pytest_runtest_logstart",
+    "pytest_runtest_makereport",
     "pytest_runtest_setup",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
