@@ -137,6 +137,23 @@ async def test_messages_without_bodies_expire(
     assert by_key(receiver.calls)["hot"] == [sent[0], *later]
 
 
+async def test_a_shard_reads_on_for_a_limited_part_of_the_log(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next holder would read that part again."""
+    answer = Held()
+    async with Responder(answer) as receiver:
+        stream, sent = await deferring(client, runtime, relay, receiver)
+        monkeypatch.setattr("app.relay.stream.AHEAD_MOST", stream.position - stream.settled_to - 1)
+        [late] = await fill(client, ["late"], HOT + OTHERS)
+        assert stream.window.is_behind(late)
+        assert not stream.wants_messages(late)
+        answer.may_answer.set()
+        await turn_until(relay, runtime, receipts(db, HOT + OTHERS + 1), within_s=60)
+    assert by_key(receiver.calls)["hot"] == sent
+    assert by_key(receiver.calls)["late"] == [late]
+
+
 async def test_bodies_of_a_day_that_is_being_archived_are_not_read(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

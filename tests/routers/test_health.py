@@ -435,6 +435,9 @@ async def test_what_is_stored_can_be_repeated_while_the_service_drains(
     assert (again.status_code, again.json()["transaction_id"]) == (200, stored["transaction_id"])
     other = {**stored, "messages": [{**message, "body": {"order": 1031}}]}
     assert (await client.post(path, json=other)).json()["type"] == "/problems/content-differs"
+    # Few are looked up at once; the others come again.
+    async with runtime.repeat_looks, runtime.repeat_looks:
+        assert (await client.post(path, json=stored)).json()["type"] == "/problems/draining"
     for new in (
         {**stored, "transaction_id": str(uuid7(runtime.clock.now()))},
         {"producer_group": group, "messages": [message]},
