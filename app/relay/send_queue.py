@@ -90,7 +90,7 @@ class SendQueue:
         return sorted(queued, key=lambda message: message.offset)
 
     def remove(self, offsets: Collection[int]) -> set[int]:
-        """Remove messages by their offsets; return the offsets of those that were ready or had only no body."""
+        """Remove messages by their offsets; return the offsets of those that were next of their key, or ready."""
         ready = list(self.ready)
         self.ready.clear()
         self.ready.extend(message for message in ready if message.offset not in offsets)
