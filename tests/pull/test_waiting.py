@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -10,6 +10,7 @@ import pytest
 
 from app.database.connection import Connection
 from app.database.notifier import CLAIMABLE, WakeUps
+from app.pull import wake
 from app.pull.wake import ConsumerListener, wake_consumers
 from app.relay.loop import Relay
 from app.routers import claims
@@ -382,3 +383,43 @@ async def test_an_acknowledgement_without_an_order_of_keys_wakes_no_one(
 async def test_a_wait_out_of_bounds_is_refused(client: httpx.AsyncClient, consumer: Consumer, wait_s: Any) -> None:
     answer = await client.post("/subscriptions/worker/claim", json={"wait_s": wait_s})
     assert (answer.status_code, answer.json()["field"]) == (422, "wait_s")
+
+
+async def waits(client: httpx.AsyncClient, runtime: Runtime, wait_s: int) -> asyncio.Task[httpx.Response]:
+    """Begin a claim; return its task once it waits."""
+    await put_pulled(client)
+    task = asyncio.create_task(client.post("/subscriptions/worker/claim", json={"wait_s": wait_s}))
+    async with asyncio.timeout(20):
+        while not runtime.waiting_consumers.any_waiting:
+            await asyncio.sleep(0.01)
+    return task
+
+
+async def test_the_last_claim_of_a_removed_subscription_may_end_during_the_look(
+    client: httpx.AsyncClient, group: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await waits(client, runtime, 25)
+    await client.delete("/subscriptions/worker")
+    look = wake.removed
+
+    async def ends_meanwhile(*arguments: Any) -> Any:
+        found = await look(*arguments)
+        task.cancel()
+        await asyncio.wait([task])
+        return found
+
+    monkeypatch.setattr(wake, "removed", ends_meanwhile)
+    await wake.wake_consumers(runtime, runtime.clock.now())
+    assert not runtime.waiting_consumers.limits
+
+
+async def test_a_claim_that_waited_in_vain_ends_also_without_a_connection(
+    client: httpx.AsyncClient, group: str, runtime: Runtime
+) -> None:
+    runtime.database.pool_timeout_s = 0.5
+    task = await waits(client, runtime, 1)
+    async with AsyncExitStack() as stack:
+        for _ in range(runtime.settings.claim_connections):
+            await stack.enter_async_context(runtime.claim_connections.connection())
+        answer = await task
+    assert (answer.status_code, answer.json()["messages"]) == (200, [])
