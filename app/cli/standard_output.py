@@ -50,7 +50,9 @@ def printable(text: str, otherwise: str) -> str:
 def output_error(after: str = "") -> OSError | None:
     """Print a text; return why stdout does not take it and what was printed before, or None if it takes all."""
     try:
-        sys.stdout.write(after)
+        # A closed terminal refuses even a text without characters, after all else was printed.
+        if after:
+            sys.stdout.write(after)
         sys.stdout.flush()
     except OSError as error:
         return error
