@@ -70,12 +70,15 @@ EXPOSITION: dict[int | str, dict[str, Any]] = {
 }
 
 
+# Some load balancers and monitors ask by HEAD.
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Whether the process answers")
 async def get_livez() -> Live:
     """Answer without using the database, because a restart would not repair the database."""
     return Live(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Whether this process is ready", responses=NOT_READY)
 async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response) -> Ready:
     """Check the database, the partitions, the clock and the loops: 200 if all pass, else 503 with the same body.

@@ -126,6 +126,22 @@ async def test_the_refusal_of_a_head_request_has_no_content(port: int) -> None:
 
 
 @shares
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+async def test_a_probe_by_head_gets_the_answer_of_get_without_content(port: int, path: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    answer = await read_answer(reader, has_body=False)
+    # What follows is the next answer: no content is between them.
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    whole = await read_answer(reader)
+    assert answer is not None and whole is not None
+    assert answer.status == whole.status == 200
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+@shares
 async def test_a_refused_client_that_still_sends_gets_the_answer(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     # More than the socket buffers hold, so that the server has unread bytes when it refuses.
