@@ -134,7 +134,8 @@ async def test_a_probe_by_head_gets_the_answer_of_get_without_content(port: int,
     # What follows is the next answer: no content is between them.
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     whole = await read_answer(reader)
-    assert answer is not None and whole is not None
+    assert answer is not None
+    assert whole is not None
     assert answer.status == whole.status == 200
     assert await reader.read() == b""
     writer.close()
