@@ -92,6 +92,9 @@ async def _record_policy(
         fresh = [finished for finished in batch if found[finished.check.claim.transaction_id].fresh]
         written = await announce(connection, [_rolled_back(finished, now) for finished in fresh], now)
     runtime.metrics.http.verdicts.labels(Verdict.ROLLBACK.word, Source.POLICY.word).inc(len(fresh))
+    for finished in fresh:
+        runtime.metrics.traffic.count_verdict(finished.check.claim.producer_group, Verdict.ROLLBACK)
+    runtime.metrics.tallies.publish_soon()
     if written:
         runtime.wake_ups.published()
     lost = [end for end in ends if found[end.transaction_id].owner and not found[end.transaction_id].fresh]

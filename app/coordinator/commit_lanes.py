@@ -152,7 +152,7 @@ class LaneFlushes:
         self._halves.count += len(stored)
         for half in halves:
             if half.transaction_id in stored:
-                self._traffic.groups.of(half.producer_group).halves.count += 1
+                self._traffic.count_half(half.producer_group)
         self._tallies.publish_soon()
 
     def _remember(self, topics: set[str]) -> None:
@@ -194,11 +194,9 @@ class LaneFlushes:
             if recorded.fresh:
                 self._verdicts[recorded.verdict, recorded.source].count += 1
                 assert recorded.owner is not None
-                group = self._traffic.groups.of(recorded.owner)
-                (group.commits if recorded.verdict == Verdict.COMMIT else group.rollbacks).count += 1
-                for message in recorded.messages:
-                    topics.add(message.topic)
-                    self._traffic.topics.of(message.topic).count += 1
+                committed = [message.topic for message in recorded.messages]
+                self._traffic.count_verdict(recorded.owner, recorded.verdict, committed)
+                topics.update(committed)
                 published += len(recorded.messages)
                 if recent is not None:
                     half = own.get(end.transaction_id) or recent.take(end.transaction_id)

@@ -51,6 +51,17 @@ class TrafficMetrics:
         self.groups.learn(groups)
         self.topics.learn(topics)
 
+    def count_half(self, group: str) -> None:
+        """Count a half that was stored. The caller publishes the tallies."""
+        self.groups.of(group).halves.count += 1
+
+    def count_verdict(self, group: str, verdict: Verdict, topics: Iterable[str] = ()) -> None:
+        """Count a recorded verdict and the topics of what it committed. The caller publishes the tallies."""
+        series = self.groups.of(group)
+        (series.commits if verdict == Verdict.COMMIT else series.rollbacks).count += 1
+        for topic in topics:
+            self.topics.of(topic).count += 1
+
     def refused(self, name: str, key_id: int, limit: str) -> None:
         """Count a request that a key's limit refused: `rate` or `in_flight`."""
         self._refusals.labels(*self._keys.of((name, str(key_id))), limit).inc()

@@ -119,6 +119,10 @@ async def _reissued(
         raise NotRolledBack(f"The transaction was already reissued as {earlier}.", reissued_as=earlier) from None
     runtime.metrics.http.halves.inc()
     runtime.metrics.http.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
+    traffic = runtime.metrics.traffic
+    traffic.count_half(rows[0].producer_group)
+    traffic.count_verdict(rows[0].producer_group, Verdict.COMMIT, [message.topic for message in recorded.messages])
+    runtime.metrics.tallies.publish_soon()
     runtime.wake_ups.published()
     assert recorded.decided_at is not None
     return ReissueAnswer(

@@ -206,6 +206,15 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         },
         [(4, set()), (10, {"HalfnoteErrors"})],
     ),
+    "the only request of each minute ends in an error, beside probes": (
+        {
+            f'halfnote_requests_total{{{API}, route="/readyz", status="200"}}': "0+600x60",
+            f'halfnote_requests_total{{{API}, route="/metrics", status="200"}}': "0+60x60",
+            f'halfnote_requests_total{{{API}, route="/half", status="201"}}': "0x60",
+            f'halfnote_requests_total{{{API}, route="/half", status="500"}}': "0+1x60",
+        },
+        [(4, set()), (10, {"HalfnoteErrors"})],
+    ),
     # Such as those of the Python client under load.
     "one of twenty halves in requests with many is refused": (
         {

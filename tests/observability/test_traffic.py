@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from app.admission.load_limits import LoadLimits
+from app.checkback.loop import CheckBack
 from app.config import Settings
 from app.coordinator import commit_lanes
 from app.database.connection import Connection
@@ -25,6 +26,7 @@ from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, register_group
 from tests.support.api_keys import bearer, make
 from tests.support.check_responder import Responder
+from tests.support.check_stepping import UNKNOWN, in_doubt, turn
 from tests.support.days import post_end, post_half, post_transaction
 from tests.support.relay_stepping import order, publish, subscribe, turn_until
 
@@ -57,6 +59,26 @@ async def test_halves_verdicts_and_messages_are_counted(
         'producer_group="shop",verdict="rollback"': 1,
     }
     assert shown(runtime, "topic_messages_total") == {'topic="order"': 3, 'topic="billing"': 1}
+
+
+async def test_a_reissue_is_counted(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
+    rolled_back = await post_transaction(client, order(1), {"topic": "billing", "body": 1}, verdict="rollback")
+    answer = await client.post(f"/transactions/{rolled_back}/reissue", json={"reason": "paid after all"})
+    assert answer.status_code == 201, answer.text
+    assert shown(runtime, "group_halves_total") == {'producer_group="shop"': 2}
+    assert shown(runtime, "group_verdicts_total") == {
+        'producer_group="shop",verdict="commit"': 1,
+        'producer_group="shop",verdict="rollback"': 1,
+    }
+    assert shown(runtime, "topic_messages_total") == {'topic="order"': 1, 'topic="billing"': 1}
+
+
+async def test_a_rollback_by_policy_is_counted(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+    async with Responder(content=UNKNOWN) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=1, on_exhausted="rollback")
+        await in_doubt(client, runtime)
+        await turn(runtime, CheckBack())
+    assert shown(runtime, "group_verdicts_total") == {'producer_group="shop",verdict="rollback"': 1}
 
 
 async def test_a_plain_message_that_is_not_committed_is_not_counted(
