@@ -7,7 +7,8 @@ is not asked.
 """
 
 import time
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from enum import Enum
 
 import structlog
@@ -51,8 +52,10 @@ async def ask_unanswered(connection: Connection, group: str, now: datetime) -> N
             return
     while not await rounds.many_due(connection, group, now):
         _, reached = await rounds.ask_waiting(connection, one, now)
-        if await _note(connection, one, reached) is RoundProgress.ALL or time.monotonic() >= until:
+        await _note(connection, one, reached)
+        if reached is None or time.monotonic() >= until:
             return
+        one = replace(one, reached=reached)
 
 
 class Rounds:
@@ -64,9 +67,8 @@ class Rounds:
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Ask one batch of each of some groups in turn. Raises an error only if each of them failed."""
-        began_by = now - timedelta(seconds=ASKED_WITHIN_S)
         async with runtime.database.keyed() as connection:
-            left = await rounds.rounds_left(connection, began_by, now, self._after, GROUPS_AT_ONCE)
+            left = await rounds.rounds_left(connection, now, self._after, GROUPS_AT_ONCE)
         if not left:
             return StepResult()
         # All others have had their turn once the names begin again.

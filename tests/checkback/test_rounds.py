@@ -1,7 +1,8 @@
 """The rounds that go on after their registrations: in turn, one worker at each, and no group before all others."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 import asyncpg
 import httpx
@@ -104,6 +105,39 @@ async def test_a_statement_reads_a_bounded_part_of_a_group_whose_checks_were_ans
     assert not (await loop.step(runtime, runtime.clock.now())).more
     assert await db.fetchval(URGED, name) == 1
     assert await round_of(db, name) is None
+
+
+async def test_a_registration_passes_checks_that_were_answered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 60)
+    [name] = await rounds_of(client, runtime, db, [2 * rounds.READ_MOST + 5])
+    await db.execute(
+        "update check_back set unanswered = 0 where transaction_id in "
+        "(select transaction_id from check_back order by next_check_at limit $1)",
+        2 * rounds.READ_MOST,
+    )
+    statements = 0
+
+    async def counted(*given: Any) -> tuple[int, datetime | None]:
+        nonlocal statements
+        statements += 1
+        return await ask_waiting(*given)
+
+    monkeypatch.setattr(rounds, "ask_waiting", counted)
+    put = {"check_urls": ["http://127.0.0.1:9/"]}
+    assert (await client.put(f"/producer-groups/{name}", json=put)).status_code == 200
+    assert await db.fetchval(URGED, name) == 5
+    assert statements == 3
+
+
+async def test_starts_that_follow_each_other_do_not_keep_the_worker_from_a_round(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    [name] = await rounds_of(client, runtime, db, [5])
+    await begin_round(db, name, runtime.clock.now())
+    assert (await Rounds().step(runtime, runtime.clock.now())).done == 1
+    assert await db.fetchval(URGED, name) == 5
 
 
 async def test_a_newer_transaction_waits_behind_a_bounded_part_of_a_round(

@@ -23,16 +23,17 @@ URGED_APART_S = 10
 # Primary key.
 BEGIN = "update producer_group set round_began_at = $2, round_reached = $2 where name = $1"
 ROUND = "select name, round_began_at, round_reached from producer_group where name = $1 and round_reached is not null"
-# Served by producer_group_round. Those that follow a name, then the others. The clock may have gone back.
+# Served by producer_group_round. Those that follow a name, then the others. A round that began a moment after now is
+# that of a process whose clock is ahead, and waits; one long after now began before the clock went back.
 LEFT = f"""
 with left_over as materialized (
   select name, round_began_at, round_reached from producer_group
   where round_reached is not null and round_began_at <= $1
   union all
   select name, round_began_at, round_reached from producer_group
-  where round_reached is not null and round_began_at > $2::timestamptz + interval '{URGED_APART_S} seconds'
+  where round_reached is not null and round_began_at > $1::timestamptz + interval '{URGED_APART_S} seconds'
 )
-select * from left_over order by name <= $3, name limit $4
+select * from left_over order by name <= $2, name limit $3
 """  # noqa: S608 -- constants
 # Held until the database transaction ends. It is no lock of the group's row, because the statements that lock rows of
 # check_back and of groups are others.
@@ -148,14 +149,12 @@ async def round_of(connection: Connection, group: str) -> AskingRound | None:
     return None if row is None else AskingRound(*row)
 
 
-async def rounds_left(
-    connection: Connection, began_by: datetime, now: datetime, after: str, at_most: int
-) -> list[AskingRound]:
-    """Return rounds that are not complete and began at a time or before it, or after now, as a clock that went back.
+async def rounds_left(connection: Connection, now: datetime, after: str, at_most: int) -> list[AskingRound]:
+    """Return rounds that are not complete and have begun, or began long after now, as by a clock that went back.
 
     In the order of their groups: first those whose names follow `after`, then the others.
     """
-    return [AskingRound(*row) for row in await connection.fetch(LEFT, began_by, now, after, at_most)]
+    return [AskingRound(*row) for row in await connection.fetch(LEFT, now, after, at_most)]
 
 
 async def take_round(connection: Connection, group: str) -> bool:
