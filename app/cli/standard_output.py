@@ -17,6 +17,7 @@ def prepare_streams() -> None:
     A character that the encoding lacks becomes `\\u…` as in JSON, so that JSON stays JSON. Each write to a stdout that
     was closed fails with OSError.
     """
+    closed = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
     # In this order each gets the file descriptor of the one that is closed.
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (until the process ends)
@@ -24,6 +25,10 @@ def prepare_streams() -> None:
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    # Otherwise child processes would start without them, and another file could get such a descriptor there.
+    for number in closed:
+        with suppress(OSError):
+            os.set_inheritable(number, True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPES)
