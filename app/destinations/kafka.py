@@ -7,6 +7,9 @@ message's own as `halfnote-h-<name>` beside them. The record's time is the messa
 Calls take turns to enqueue records, so records of one partition are in the order of the calls. Idempotence keeps the
 client's own retries from making duplicates or changing that order. A message that Halfnote retries may be stored twice,
 as with every destination.
+
+The broker refuses a batch as a whole. Each record of a refused batch is sent once more, in a batch of its own and in
+the same order, so that only the record that causes the refusal fails.
 """
 
 import asyncio

@@ -7,13 +7,22 @@ from time import perf_counter
 from typing import Any
 
 from aiokafka.errors import (
+    BrokerNotAvailableError,
+    BrokerResponseError,
+    ClusterAuthorizationFailedError,
     InvalidProducerEpoch,
+    InvalidRequiredAcksError,
+    InvalidTopicError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
     ProducerClosed,
     ProducerFenced,
     RecordListTooLargeError,
+    ReplicaNotAvailableError,
+    TopicAuthorizationFailedError,
     UnknownProducerId,
+    UnsupportedVersionError,
+    kafka_errors,
 )
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -33,6 +42,31 @@ AGAIN = (
     ProducerFenced,
     UnknownProducerId,
 )
+# Answers that no single record of a batch causes.
+NOT_THE_RECORDS = (
+    BrokerNotAvailableError,
+    ClusterAuthorizationFailedError,
+    InvalidRequiredAcksError,
+    InvalidTopicError,
+    ReplicaNotAvailableError,
+    TopicAuthorizationFailedError,
+    UnsupportedVersionError,
+)
+
+
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc]
+    """The broker refuses a record (KIP-467). aiokafka does not know this code."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+
+    def __str__(self) -> str:
+        """Return what to do."""
+        return "the topic refuses the record; a compacted topic needs a key"
+
+
+# The client makes its error from the broker's code by this table.
+kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
 
 # Kafka's own rule for names (org.apache.kafka.common.internals.Topic).
 _is_topic = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}").fullmatch
@@ -43,7 +77,7 @@ _replace = re.compile(r"[^A-Za-z0-9._-]").sub
 class PendingRecord:
     """One message of a call that began at `started`.
 
-    `alone`: sent in a batch of its own, so that only its own size counts. `too_large`: refused even so.
+    `alone`: sent in a batch of its own, so that the answer is about this record only. `too_large`: refused even so.
     """
 
     started: float
@@ -86,9 +120,19 @@ class PendingRecord:
         elif isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
             # Another record of its batch may be the one that is too large.
             self.too_large, self.alone = self.alone, True
+        elif not self.alone and _may_be_one_record(error):
+            # Likewise. The broker stores nothing of a batch that it refuses.
+            self.alone = True
         elif not isinstance(error, AGAIN):
             self.fail(error_text(error), unreachable=isinstance(error, AddressRefused))
         return error is not None
+
+
+def _may_be_one_record(error: BaseException) -> bool:
+    """Return whether one record of a batch may have caused the broker's answer."""
+    return isinstance(error, BrokerResponseError) and not (
+        error.retriable or isinstance(error, (*AGAIN, *NOT_THE_RECORDS))
+    )
 
 
 def pending_record(delivery: Delivery, topic: str, started: float) -> PendingRecord:
