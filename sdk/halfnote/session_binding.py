@@ -7,7 +7,7 @@ a transaction of its connection which is still open does not count either.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, event
@@ -123,7 +123,7 @@ class SessionBinding:
             raise NotEntered(transaction.transaction_id)
 
     def when_over(self, notify: Callable[[DatabaseState], Any]) -> None:
-        """Call `notify` once, at the end of the database transaction that is open now; await the task it returns."""
+        """Call `notify` once, at the end of the open database transaction. The task that it returns is awaited."""
         self._notify = notify
 
     def release(self) -> None:
@@ -144,16 +144,19 @@ class SessionBinding:
         """Record that the commit has returned."""
         self._committed = True
 
-    def on_rollback(self) -> None:
-        """Record that a savepoint was rolled back: the block's work is gone if the block was in it."""
+    def on_rollback(self) -> "asyncio.Task[Any] | None":
+        """Record that a savepoint was rolled back: the block's work is gone if the block was in it.
+
+        Returns the task that posts the end, if there is one.
+        """
         gone = [number for number, savepoint in enumerate(self._savepoints) if not savepoint.is_active]
         if self._state != "open" or not gone:
-            return
+            return None
         if self._notify is not None:
-            self._over("undone")
-            return
+            return self._over("undone")
         self._undone, self._may_redo = self._savepoints[gone[-1]], False
         del self._savepoints[: gone[-1] + 1]
+        return None
 
     def on_end_of(self, savepoint: SessionTransaction) -> None:
         """Record the end of a savepoint. If it was not rolled back, its work belongs to the one around it."""
@@ -162,30 +165,32 @@ class SessionBinding:
         elif savepoint in self._savepoints:
             self._savepoints.remove(savepoint)
 
-    def on_end(self) -> None:
-        """Record the end of the database transaction."""
+    def on_end(self) -> "asyncio.Task[Any] | None":
+        """Record the end of the database transaction; return the task that posts the end, if there is one."""
         if self._state != "open":
-            return
+            return None
         if self._committed:
             # After a savepoint that was rolled back in the block, the barrier knows whether the work was done again.
-            self._over("committed" if self._undone is None else "doubtful")
-        else:
-            self._over("doubtful" if self._tried else "rolled_back")
+            return self._over("committed" if self._undone is None else "doubtful")
+        return self._over("doubtful" if self._tried else "rolled_back")
 
-    def _over(self, state: DatabaseState) -> None:
+    def _over(self, state: DatabaseState) -> "asyncio.Task[Any] | None":
         self._state = state
         notify, self._notify = self._notify, None
-        if notify is not None:
-            self.release()
-            _await(notify(state))
+        if notify is None:
+            return None
+        self.release()
+        task: asyncio.Task[Any] | None = notify(state)
+        return task
 
 
-def _await(task: "asyncio.Task[Any] | None") -> None:
-    """Wait for a task within an `AsyncSession`. Without one, its loop runs the task by itself."""
-    if task is None:
+def _await(tasks: "Sequence[asyncio.Task[Any] | None]") -> None:
+    """Wait for tasks within an `AsyncSession`. Without one, their loop runs them by itself."""
+    begun = [task for task in tasks if task is not None]
+    if not begun:
         return
-    # Not the task itself: it goes on if the session's code is canceled.
-    waiting = asyncio.wait([task])
+    # Not the tasks themselves: they go on if the session's code is canceled.
+    waiting = asyncio.wait(begun)
     try:
         await_only(waiting)
     except MissingGreenlet:
@@ -241,16 +246,17 @@ def _on_after_commit(session: Session) -> None:
 
 
 def _on_rollback(session: Session) -> None:
-    for binding in list(_bindings(session)):
-        binding.on_rollback()
+    _await([binding.on_rollback() for binding in list(_bindings(session))])
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
     for binding in list(_bindings(session)):
         if transaction.nested:
             binding.on_end_of(transaction)
         elif transaction.parent is None and not _joined(transaction):
-            binding.on_end()
+            tasks.append(binding.on_end())
+    _await(tasks)
 
 
 def _joined(transaction: SessionTransaction | None) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
 
+import httpx
 import pytest
 from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, Outgoing, SyncTransactionProducer, TransactionProducer
 from halfnote.barrier import AsyncBarrier, Barrier
@@ -515,3 +516,46 @@ async def test_the_end_that_follows_the_close_is_posted_once_async(
         assert verdicts(halfnote) == ["unknown", "commit" if commits else "rollback"]
     assert "posts no end" not in caplog.text
     assert len(halfnote.ends()) == 2
+
+
+class Held(httpx.AsyncBaseTransport):
+    """A coordinator that answers ends only once `answers`."""
+
+    def __init__(self, halfnote: Scripted) -> None:
+        self._next = halfnote.transport()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path in ("/end", "/ends"):
+            self.asked.set()
+            await self.answers.wait()
+        return await self._next.handle_async_request(request)
+
+
+@pytest.mark.parametrize("way", ["commit", "savepoint"])
+async def test_a_commit_that_is_canceled_after_the_close_posts_the_ends_of_all_blocks(
+    engine: AsyncEngine, halfnote: Scripted, way: str
+) -> None:
+    held = Held(halfnote)
+    producer = TransactionProducer("http://halfnote", group="shop", transport=held)
+    held.answers.set()
+    async with AsyncSession(engine) as session:
+        await session.execute(text("select 1"))
+        savepoint = await session.begin_nested() if way == "savepoint" else None
+        for _ in range(3):
+            async with producer.bind(session).transaction(ORDER):
+                pass
+        await producer.close()
+        held.asked.clear()
+        held.answers.clear()
+        ending = asyncio.create_task(session.commit() if savepoint is None else savepoint.rollback())
+        await held.asked.wait()
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await ending
+        held.answers.set()
+        # The ends go on in tasks of their own.
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=50)
+    decided = [end for end in halfnote.ends() if end["verdict"] != "unknown"]
+    assert len({end["transaction_id"] for end in decided}) == len(decided) == 3
+    assert {end["verdict"] for end in decided} == {"commit" if savepoint is None else "rollback"}
