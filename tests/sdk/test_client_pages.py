@@ -38,6 +38,34 @@ PROGRAMS = {
     "django-admin": ["django"],
 }
 
+# The page's lifespan twice in one process and on one loop, as in tests of an application, with the page's producer.
+FASTAPI_TWICE = """
+import asyncio
+
+import httpx
+import shop
+
+
+async def twice() -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shop.app), base_url="http://shop") as client:
+        for number in (2010, 2020):
+            async with shop.lifespan(shop.app):
+                answer = await client.post(f"/orders/{number}")
+                assert (answer.status_code, answer.json()["end"]) == (201, "recorded")
+            answer = await client.post("/orders/2021")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+asyncio.run(twice())
+"""
+FLASK_CLOSED = """
+import shop
+
+shop.producer.close()
+answer = shop.app.test_client().post("/orders/2050")
+assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+"""
+
 
 @pytest.fixture(scope="module")
 def halfnote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -191,6 +219,9 @@ async def test_fastapi(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) ->
     database = with_driver(shop, "asyncpg")
     site = Site("docs/clients/fastapi.md", tmp_path, HALFNOTE_URL=halfnote, SHOP_DATABASE=database)
     await asyncio.to_thread(site.run, "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
+    (tmp_path / "twice.py").write_text(FASTAPI_TWICE)
+    await known_group(api)
+    await asyncio.to_thread(site.run, "twice")
     async with site.serving() as url:
         assert (await site.place_as_the_page_says(2030))["end"] == "recorded"
         assert (await placed(url, "/bound/2040"))["end"] == "recorded"
@@ -207,6 +238,8 @@ async def test_flask(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> N
         await announced_and_asked(api, shop, "orders", "points", 2030)
         await announced_and_asked(api, shop, "orders", "points", 2040)
     await asyncio.to_thread(site.run, "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
+    (tmp_path / "closed.py").write_text(FLASK_CLOSED)
+    await asyncio.to_thread(site.run, "closed")
 
 
 async def test_django(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> None:
