@@ -63,6 +63,7 @@ class PipelineRequest:
     """One request on its way through the steps."""
 
     __slots__ = (
+        "_authorization",
         "_held",
         "_is_admitted",
         "_is_counted",
@@ -98,6 +99,8 @@ class PipelineRequest:
         if route.is_limited and self._scope["method"] not in READING:
             body = await read_body(receive, runtime.guard, runtime.load_limits)
             self._held = len(body)
+            # The body may take long, and the key may have been revoked meanwhile.
+            caller = self._identify()
         return await route.respond(runtime, caller, body, self.trace)
 
     def begin(self, body: bytes) -> Begun:
@@ -111,11 +114,8 @@ class PipelineRequest:
 
     def _admit(self) -> Caller:
         runtime, route, scope = self._runtime, self._route, self._scope
-        authorization = runtime.guard.check(scope, takes_forms=route.takes_forms)
-        if route.identify is None:
-            caller = runtime.authenticator.admit(scope, authorization, route.roles)
-        else:
-            caller = route.identify(runtime, scope)
+        self._authorization = runtime.guard.check(scope, takes_forms=route.takes_forms)
+        caller = self._identify()
         if route.method is not None and scope["method"] != route.method:
             raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow=route.method)
         # A request with a query comes by ASGI (app/server/http_protocol.py).
@@ -125,6 +125,12 @@ class PipelineRequest:
             self._usage = runtime.load_limits.take(caller)
             self._is_admitted = True
         return caller
+
+    def _identify(self) -> Caller:
+        runtime, route = self._runtime, self._route
+        if route.identify is None:
+            return runtime.authenticator.admit(self._scope, self._authorization, route.roles)
+        return route.identify(runtime, self._scope)
 
     def release(self) -> None:
         """Subtract the request from the load limits; before its answer is sent."""

@@ -3,6 +3,7 @@
 The routes are those of the app: a route without a rule, or without a row here, fails.
 """
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from app.main import ENDPOINTS, api
 from app.permissions import AUTH_OFF, Role
 from app.routers.topics import get_topics
 from app.runtime.state import Runtime
-from tests.conftest import assembled, client_of, settings_of, shares
+from tests.conftest import assembled, client_of, register_group, settings_of, shares
 from tests.support.api_keys import bearer, make
 from tests.support.route_requests import OTHER, OWN, REQUESTS, ROUTES, Asked, World
 
@@ -349,3 +350,30 @@ async def test_a_list_of_dead_letters_has_those_of_ones_topics(guarded: Runtime,
         assert (refused.status_code, refused.json()["missing"]) == (403, {"topics": "payment"})
         everything = (await client.get("/dead-letters", params={"subscription": name})).json()["items"]
         assert len(everything) == 3 * len(topics)
+
+
+@pytest.mark.parametrize("route", ["/messages", "/api-keys"])
+async def test_a_key_that_is_revoked_while_the_body_arrives_does_nothing(dsn: str, db: Connection, route: str) -> None:
+    async with assembled(settings_of(dsn, auth="keys"), dsn) as runtime, client_of(runtime) as client:
+        await register_group(db, "shop")
+        revoked, admin = await make(runtime, Role.ADMIN, name="revoked"), await make(runtime, Role.ADMIN, name="admin")
+        [key_id] = [
+            one["key_id"]
+            for one in (await client.get("/api-keys", headers=bearer(admin))).json()["items"]
+            if one["name"] == "revoked"
+        ]
+        wanted = {"name": "of a thief", "role": "admin"}
+        if route == "/messages":
+            wanted = {"producer_group": "shop", "messages": [{"topic": "order", "body": 1}]}
+        whole = json.dumps(wanted).encode()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield whole[:5]
+            assert (await client.delete(f"/api-keys/{key_id}", headers=bearer(admin))).is_success
+            yield whole[5:]
+
+        sent = {**bearer(revoked), "content-type": "application/json", "content-length": str(len(whole))}
+        answer = await client.post(route, content=body(), headers=sent)
+        assert answer.status_code == 401, answer.text
+        assert await db.fetchval("select count(*) from half") == 0
+        assert await db.fetchval("select count(*) from api_key where name = 'of a thief'") == 0
