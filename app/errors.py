@@ -400,7 +400,7 @@ class SubscriptionExists(Problem):
 
 
 class BodyTooLarge(Problem):
-    """The request body is over the limit (`limit_bytes`, HALFNOTE_BODY_LIMIT_BYTES).
+    """The request body is over the limit (`limit_bytes`, HALFNOTE_BODY_LIMIT_BYTES; 4 KiB for the console's sign-in).
 
     Send a smaller body, or a reference to the content.
     """

@@ -47,6 +47,10 @@ REQUESTS = (
     Limit("app.schemas.api_keys.SCOPE_MAX", "names in each scope of an API key"),
     Limit("app.schemas.api_keys.OVERLAP_MAX_S", "seconds for which a rotated key stays valid"),
     Limit("app.lifecycle.startup.ISSUER_LIMIT_BYTES", "bytes of an answer of the issuer of OpenID Connect"),
+    Limit(
+        "app.console.asgi.SIGN_IN_FORM_BYTES",
+        "bytes of a form of the console's sign-in or sign-out without a session; above it 413",
+    ),
     Limit("app.console.openid.sign_in.LASTS_S", "seconds that a sign-in at the issuer may take"),
     Limit("app.console.openid.people.KEPT_BYTES", "bytes of a claim's values that a session of the console keeps"),
     Limit("app.console.acts.dead_letters.AT_ONCE", "dead letters of one act of the console by filter, the newest"),

@@ -70,7 +70,7 @@ class RequestGuard:
 
     def too_large(self) -> BodyTooLarge:
         """Return the refusal of a body over the limit."""
-        return BodyTooLarge(f"The body is over {self.limit_bytes} bytes.", limit_bytes=self.limit_bytes)
+        return _too_large(self.limit_bytes)
 
     def _check_host(self, host: bytes | None) -> None:
         name = None if host is None else host_name(host)
@@ -84,6 +84,10 @@ class RequestGuard:
         own = self._any_host and host is not None and name == host_name(host)
         if not name or (name not in self._allowed and not own):
             raise ForeignOrigin("The request has a foreign Origin. Halfnote answers services only, not web pages.")
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is over {limit} bytes.", limit_bytes=limit)
 
 
 def _length(value: bytes) -> int:
@@ -117,6 +121,23 @@ async def read_body(receive: Receive, guard: RequestGuard, limits: LoadLimits) -
         return await _read_rest(receive, guard, limits, body)
     hold_body(body, guard, limits)
     return body
+
+
+async def read_small_body(receive: Receive, limit: int) -> bytes:
+    """Read a whole body of at most `limit` bytes, which count toward no limit of the process.
+
+    Raises BodyTooLarge as soon as the body is longer, and ClientGone if the client disconnects.
+    """
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
 def hold_body(body: bytes, guard: RequestGuard, limits: LoadLimits) -> None:

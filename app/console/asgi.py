@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.route_roles import OPEN, RULES
 from app.console import sessions, static_files
-from app.console.asked_page import HOME, sign_in_of
+from app.console.asked_page import HOME, SIGN_IN, SIGN_OUT, sign_in_of
 from app.console.openid.sign_in import BEGIN, CALLBACK
 from app.console.page import Page
 from app.console.site import PAGES
@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
 log = structlog.get_logger(__name__)
 
 _FIELDS_MAX = 100
+# The longest key with the longest page to go on to, percent-encoded, takes about 3,200.
+SIGN_IN_FORM_BYTES = 4096
 
 
 class Console:
@@ -54,6 +56,7 @@ class Console:
             is_limited=not is_static,
             identify=sessions.caller_of,
             takes_forms=True,
+            unknown_body_bytes=SIGN_IN_FORM_BYTES if path in (SIGN_IN, SIGN_OUT) else 0,
         )
         await self._pipeline.run(route, scope, receive, send)
 

@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 HOME = "/console"
 SIGN_IN = "/console/sign-in"
+SIGN_OUT = "/console/sign-out"
 NEXT = "next"
 # The parameter that says that a form was sent and not taken.
 UNDONE = "undone"
@@ -14,7 +15,7 @@ _LENGTH_MAX = 1000
 # the path begins with a segment of this service, so that no browser reads a host in it.
 _PAGE = re.compile(r"/console(?:/[A-Za-z0-9._~%:@!$&()*+,;=-]+)*(?:\?[A-Za-z0-9._~%:@!$&()*+,;=/?-]*)?").fullmatch
 # Pages that sign in or out, or that show nothing.
-_NOT_PAGES = ("/console/sign-in", "/console/sign-out", "/console/static", "/console/events")
+_NOT_PAGES = (SIGN_IN, SIGN_OUT, "/console/static", "/console/events")
 
 
 def asked_page(text: str | None) -> str:

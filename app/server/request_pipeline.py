@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
 from app.admission.load_limits import KeyUsage
-from app.admission.request_guard import READING, ClientGone, hold_body, read_body
+from app.admission.request_guard import READING, ClientGone, hold_body, read_body, read_small_body
 from app.admission.route_roles import Roles
 from app.coordinator.lane_call import Begun
 from app.database.errors import problem_of
@@ -45,6 +45,7 @@ class PipelineRoute:
     the load limits. `is_probe`: the request is not traced. `is_framework`: the framework answers defects, then raises.
     `begin`: does the same as `respond` up to the lane, without awaiting; None if the route needs more than a lane.
     `identify`: finds the caller; None if the `Authorization` header names the caller. `takes_forms`: a body is a form.
+    `unknown_body_bytes`: the most bytes of a body that is read from an unknown caller; 0: respond without a body.
     """
 
     respond: Respond
@@ -57,6 +58,7 @@ class PipelineRoute:
     begin: Begin | None = None
     identify: Identify | None = None
     takes_forms: bool = False
+    unknown_body_bytes: int = 0
 
 
 class PipelineRequest:
@@ -94,9 +96,14 @@ class PipelineRequest:
         Raises Problem, ClientGone, and what the route raises.
         """
         runtime, route, body = self._runtime, self._route, b""
-        caller = self._admit()
+        caller = self._check()
+        has_body = route.is_limited and self._scope["method"] not in READING
+        if has_body and not caller.known:
+            body, has_body = await self._body_of_unknown(receive), False
+            caller = self._identify()
+        self._take(caller)
         self._scope["admitted"] = self
-        if route.is_limited and self._scope["method"] not in READING:
+        if has_body:
             body = await read_body(receive, runtime.guard, runtime.load_limits)
             self._held = len(body)
             # The body may take long, and the key may have been revoked meanwhile.
@@ -107,12 +114,13 @@ class PipelineRequest:
         """Do the same for a route with `begin` and for a body that is there. Raises as `respond` does."""
         runtime, begin = self._runtime, self._route.begin
         assert begin is not None
-        caller = self._admit()
+        caller = self._check()
+        self._take(caller)
         hold_body(body, runtime.guard, runtime.load_limits)
         self._held = len(body)
         return begin(runtime, caller, body, self.trace)
 
-    def _admit(self) -> Caller:
+    def _check(self) -> Caller:
         runtime, route, scope = self._runtime, self._route, self._scope
         self._authorization = runtime.guard.check(scope, takes_forms=route.takes_forms)
         caller = self._identify()
@@ -121,10 +129,20 @@ class PipelineRequest:
         # A request with a query comes by ASGI (app/server/http_protocol.py).
         if route.begin is not None and (query := scope.get("query_string")):
             raise _without_query(query)
-        if route.is_limited:
-            self._usage = runtime.load_limits.take(caller)
-            self._is_admitted = True
         return caller
+
+    def _take(self, caller: Caller) -> None:
+        if self._route.is_limited:
+            self._usage = self._runtime.load_limits.take(caller)
+            self._is_admitted = True
+
+    async def _body_of_unknown(self, receive: Receive) -> bytes:
+        """Return the small body that the route takes from a caller that is not known.
+
+        It counts toward no load limit: otherwise anyone could use up the limits that callers with keys share.
+        """
+        limit = self._route.unknown_body_bytes
+        return await read_small_body(receive, limit) if limit else b""
 
     def _identify(self) -> Caller:
         runtime, route = self._runtime, self._route

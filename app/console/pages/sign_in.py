@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.admission.route_roles import READERS
 from app.config import Settings
-from app.console.asked_page import NEXT, SIGN_IN, UNDONE, asked_page, sign_in_of
+from app.console.asked_page import NEXT, SIGN_IN, SIGN_OUT, UNDONE, asked_page, sign_in_of
 from app.console.openid.sign_in import BEGIN
 from app.console.page import Page
 from app.console.sessions import begin, ended_cookie
@@ -77,5 +77,5 @@ def _holder(visit: Visit) -> Caller:
 PAGES = [
     Page("GET", SIGN_IN, show, None),
     Page("POST", SIGN_IN, take, None),
-    Page("POST", "/console/sign-out", sign_out, None),
+    Page("POST", SIGN_OUT, sign_out, None),
 ]
