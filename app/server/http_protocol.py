@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from starlette.types import Scope
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -17,6 +18,7 @@ from app.server.connection_limits import ConnectionReaper, HttpLimits
 from app.server.fast_cycle import FastCycle, FastRoute, fast_routes
 from app.server.known_heads import KnownHead
 from app.server.request_head import check_head, framing_head, head_bytes, origin_form
+from app.server.request_pipeline import COUNT_AS_IDLE
 
 log = structlog.get_logger(__name__)
 
@@ -255,7 +257,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers[:] = headers
+        self.scope["state"][COUNT_AS_IDLE] = self._count_as_idle
         super().on_headers_complete()
+
+    def _count_as_idle(self, scope: Scope) -> None:
+        """Count this connection as idle until the body of a scope's request is whole: anyone can send it slowly."""
+        if self._in_body and self.cycle.scope is scope:
+            self.idle_since = self.loop.time()
 
     def _begin_fast(self, route: FastRoute) -> None:
         """Have a request of the fast path started after this read, or queue it behind the one before it."""
@@ -298,6 +306,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         # The rest of this read belongs to the next request, which is counted from the next read on.
         self._read_by, self._in_body, self._receiving = None, False, 0
+        if not self._is_idle():
+            self.idle_since = None
         super().on_message_complete()
         if not self.parser.should_keep_alive():
             # A trailer may say so as well. The parser then reads no further request.

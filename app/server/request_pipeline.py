@@ -33,6 +33,10 @@ Begin: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Begun]
 Identify: TypeAlias = Callable[[Runtime, Scope], Caller]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
+# The key in the scope's `state` of what counts the connection as idle while the body of this scope's request comes
+# (app/server/http_protocol.py). A server without connection limits sets none.
+COUNT_AS_IDLE = "count_as_idle"
+
 JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
@@ -142,7 +146,12 @@ class PipelineRequest:
         It counts toward no load limit: otherwise anyone could use up the limits that callers with keys share.
         """
         limit = self._route.unknown_body_bytes
-        return await read_small_body(receive, limit) if limit else b""
+        if not limit:
+            return b""
+        count_as_idle = self._scope.get("state", {}).get(COUNT_AS_IDLE)
+        if count_as_idle is not None:
+            count_as_idle(self._scope)
+        return await read_small_body(receive, limit)
 
     def _identify(self) -> Caller:
         runtime, route = self._runtime, self._route

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.http_protocol import HttpProtocol, places_in_lines
+from app.server.request_pipeline import COUNT_AS_IDLE
 
 
 class Wire:
@@ -78,15 +80,27 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+@asynccontextmanager
+async def serve(app: ASGIApp, connections: list[HttpProtocol]) -> AsyncIterator[int]:
+    """Serve an app at a port; its connections are added to the list."""
+    config, state = uvicorn.Config(app, lifespan="off", ws="none", log_config=None), ServerState()
+    config.load()
+    state.default_headers = [(b"date", b"today")]
+
+    def connection() -> HttpProtocol:
+        connections.append(HttpProtocol(config, state, {}))
+        return connections[-1]
+
+    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """Where `echo` is served."""
-    config, state = uvicorn.Config(echo, lifespan="off", ws="none", log_config=None), ServerState()
-    config.load()
-    state.default_headers = [(b"date", b"today")]
-    server = await asyncio.get_running_loop().create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with serve(echo, []) as port:
+        yield port
 
 
 def post(body: bytes, *headers: bytes, version: bytes = b"1.1") -> bytes:
@@ -119,6 +133,57 @@ async def test_the_last_answer_of_a_connection_closes_it(port: int, request_: by
     )
     writer.close()
     await writer.wait_closed()
+
+
+async def test_a_connection_counts_as_idle_while_an_unknown_body_comes() -> None:
+    """From the call until the body is whole, not while the answer is made; a queued request waits for its turn."""
+    connections: list[HttpProtocol] = []
+    idle: list[bool] = []
+    reading, answering = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        def note() -> None:
+            idle.append(connections[0].idle_since is not None)
+
+        note()
+        scope["state"][COUNT_AS_IDLE](scope)
+        note()
+        reading.set()
+        more = True
+        while more:
+            more = (await receive())["more_body"]
+        note()
+        await answering.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve(app, connections) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"body")[:-1])
+        async with asyncio.timeout(60):
+            await reading.wait()
+            assert idle == [False, True]
+            # A part of the next request comes with the rest of this one.
+            writer.write(b"y" + post(b"rest")[:-1])
+            while len(idle) < 3:
+                await asyncio.sleep(0.001)
+            assert idle == [False, True, False]
+            assert connections[0].idle_since is None
+            reading.clear()
+            answering.set()
+            await reading.wait()
+            assert idle[3:] == [False, True]
+            assert connections[0].idle_since is not None
+            writer.write(b"t")
+            expected = len(whole(b"")) * 2
+            await reader.readexactly(expected)
+            assert idle[3:] == [False, True, False]
+            # A whole request at once is in progress.
+            writer.write(post(b"whole"))
+            await reader.readexactly(len(whole(b"")))
+            assert idle[6:] == [False, False, False]
+        writer.close()
+        await writer.wait_closed()
 
 
 class Searched(bytes):

@@ -151,3 +151,31 @@ async def test_a_form_of_a_sign_in_is_small(keyed: Start, path: str) -> None:
         assert answer.status == 413
         assert f'"limit_bytes":{SIGN_IN_FORM_BYTES}'.encode() in answer.body
     await takes_halves(service)
+
+
+async def test_slow_forms_of_a_sign_in_make_room_for_other_connections(keyed: Start) -> None:
+    service = await keyed(connections_max=16)
+    half = b'{"producer_group":"shop","messages":[{"topic":"order","body":1}]}'
+    async with connected(service) as (producer, writer), contextlib.AsyncExitStack() as stack:
+        # The body of a caller with a key is under way for as long.
+        lines = ["POST /half HTTP/1.1", "Host: localhost", f"Authorization: Bearer {ADMIN}"]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(half)}", "Expect: 100-continue"]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await is_asked_to_go_on(producer)
+        for _ in range(3 * 16):
+            reader, unknown = await stack.enter_async_context(connected(service))
+            unknown.write(head(SIGN_IN, 100, "Expect: 100-continue"))
+            await is_asked_to_go_on(reader)
+            unknown.write(b"key=")
+        await takes_halves(service)
+        await signs_in(service)
+        writer.write(half)
+        answer = await read_answer(producer)
+        assert answer is not None
+        assert answer.status == 201
+
+
+async def is_asked_to_go_on(reader: asyncio.StreamReader) -> None:
+    """Read the answer that asks for the body, so the body is awaited."""
+    assert (await reader.readline()).split()[1] == b"100"
+    await reader.readline()
