@@ -58,19 +58,33 @@ class Metrics:
     def _collected(self) -> bytes:
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)
-        _remove_dead(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+        directory = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+        _remove_dead(directory)
         combined = CollectorRegistry()
-        combined.register(_AllProcesses())
+        combined.register(_AllProcesses(directory))
         return generate_latest(combined)
 
 
 class _AllProcesses(Collector):
     """The families of all processes, without the series that were withdrawn."""
 
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
     def collect(self) -> Iterator[Metric]:
-        for family in multiprocess.MultiProcessCollector(None).collect():  # type: ignore[no-untyped-call]
+        files = [str(file) for file in self._directory.glob("*.db") if _has_begun(file)]
+        for family in multiprocess.MultiProcessCollector.merge(files):  # type: ignore[no-untyped-call]
             family.samples = [sample for sample in family.samples if not isnan(sample.value)]
             yield family
+
+
+def _has_begun(file: Path) -> bool:
+    """Return whether a file can be read: a process makes an empty one, then gives it its size, then writes."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        # Another process removed it as that of a dead one.
+        return False
 
 
 def _remove_dead(directory: Path) -> None:
@@ -78,4 +92,5 @@ def _remove_dead(directory: Path) -> None:
     for file in directory.glob("gauge_live*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not psutil.pid_exists(pid):
-            multiprocess.mark_process_dead(pid, str(directory))  # type: ignore[no-untyped-call]
+            # Two processes may be asked at once. `mark_process_dead` of the library raises then.
+            file.unlink(missing_ok=True)

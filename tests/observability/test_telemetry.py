@@ -375,6 +375,51 @@ def test_a_measure_is_not_shown_by_processes_that_do_not_take_it(tmp_path: Path)
             child.kill()
 
 
+def test_files_that_another_process_has_only_opened_are_left_out(tmp_path: Path) -> None:
+    """A process makes a file, then gives it its size, then writes: all of them may be seen in between."""
+    children = [Child(tmp_path) for _ in range(2)]
+    measure = "halfnote_in_doubt"
+    try:
+        children[1].run("metrics.checkback.in_doubt.set(3)")
+        pid = children[1].process.pid
+        for kind in ("counter", "histogram", "gauge_livemostrecent", "gauge_all"):
+            (tmp_path / f"{kind}_{pid}0.db").touch()
+            (tmp_path / f"{kind}_{pid}1.db").write_bytes(bytes(65_536))
+        # Of a process that is there, so that the file is not removed.
+        (tmp_path / f"gauge_livemin_{os.getpid()}.db").touch()
+        assert shown_by(children[0], measure) == {measure: 3}
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_files_of_dead_processes_may_be_removed_by_several_at_once(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(3)]
+    measure = "halfnote_in_doubt"
+    try:
+        [ended, *present] = children
+        ended.kill()
+        for child in present:
+            # It has begun.
+            child.run("")
+        # No process has an id as high as these.
+        names = [f"gauge_livemin_{2**30 + n}.db" for n in range(500)]
+        for name in names:
+            (tmp_path / name).write_bytes(bytes(65_536))
+        for child in present:
+            assert child.process.stdin is not None
+            child.process.stdin.write("_ = metrics.exposition()\n")
+            child.process.stdin.flush()
+        for child in present:
+            assert child.process.stdout is not None
+            assert child.process.stdout.readline() == "done\n"
+        assert not any((tmp_path / name).exists() for name in names)
+        assert shown_by(present[0], measure) == {}
+    finally:
+        for child in children:
+            child.kill()
+
+
 async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:
     name = "billing"
     await subscribe(db, name, "order")
