@@ -91,6 +91,18 @@ def test_a_change_before_the_first_look_of_the_stream_is_shown(
     assert watched.faults == []
 
 
+def test_a_page_asks_for_the_state_that_its_stream_named(world: tuple[str, World], watched: Watched) -> None:
+    """Another process may answer, whose own look at the state is older."""
+    url, _ = world
+    page, streams = watched.page, list[Route]()
+    page.route("**/console/events*", lambda route: streams.append(route))
+    page.goto(f"{url}/console")
+    with page.expect_request(lambda one: one.resource_type == "fetch" and one.url == f"{url}/console") as asked:
+        tell(begun(page, streams), "present")
+    assert asked.value.headers["last-event-id"] == "present"
+    assert watched.faults == []
+
+
 def test_a_page_names_the_state_that_it_is_as_new_as(world: tuple[str, World], watched: Watched) -> None:
     url, made = world
     page, other = watched.page, watched.context.new_page()

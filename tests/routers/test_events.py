@@ -20,7 +20,7 @@ from app.runtime.state_feed import StateEvent, StateFeed
 from app.secrets.key_file import new_key
 from tests.conftest import client_of
 from tests.support.api_keys import bearer, make
-from tests.support.console_forms import sign_in
+from tests.support.console_forms import FORM, sign_in
 from tests.support.keyed_services import CONFIGURED, start
 from tests.support.processes import Service
 
@@ -177,6 +177,39 @@ async def test_a_head_of_the_console_s_stream_ends(client: httpx.AsyncClient) ->
     answer = await client.head("/console/events")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+async def test_the_overview_is_not_older_than_the_state_that_a_page_was_told_of_by_another_process(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream of a page and its loads may go to different processes, which look at different times."""
+    monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 600.0)
+    monkeypatch.setattr(state_feed, "LONGEST_PAUSE_S", 600.0)
+    (_, one), (behind, other) = await start(), await start()
+    stream = asyncio.create_task(other.get("/events"))
+    await until(lambda: behind.state_feed.state is not None)
+    await one.put(
+        "/subscriptions/mailer",
+        json={"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/in"}},
+    )
+    [event] = await read(one)
+    assert event["id"] != behind.state_feed.id
+    await sign_in(other, CONFIGURED)
+
+    async def overview(**headers: str) -> str:
+        answer = await other.get("/console", headers={**FORM, **headers})
+        assert answer.status_code == 200
+        return answer.text
+
+    assert "of 1 active subscriptions" in await overview(**{"last-event-id": event["id"]})
+    # What this process knows is that state: no other look is needed.
+    assert "of 0 active subscriptions" in await overview(**{"last-event-id": behind.state_feed.id})
+    # The page names the state that it shows, and its stream answers with a newer one.
+    first = await overview()
+    assert "of 0 active subscriptions" in first
+    assert f'data-seen="{behind.state_feed.id}"' in first
+    behind.state_feed.close()
+    assert (await stream).status_code == 200
 
 
 class Looked:

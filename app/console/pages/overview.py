@@ -29,8 +29,7 @@ _RANGE = "24h"
 async def show(visit: Visit) -> Response:
     """Show the state of the whole service."""
     runtime, caller = visit.runtime, visit.caller
-    # While a page is live, one look at the state serves its stream and itself.
-    stats: Stats = runtime.state_feed.state or await get_stats(runtime, caller)
+    stats = _known(visit) or await get_stats(runtime, caller)
     undecided = [
         (title, await list_of_transactions(runtime, caller, TransactionQuery(state=state, limit=_NAMED)))
         for title, state, count in (
@@ -58,6 +57,17 @@ async def show(visit: Visit) -> Response:
         command_shown=command("status"),
         now=stats.at,
     )
+
+
+def _known(visit: Visit) -> Stats | None:
+    """Return the state that this process found last, so that one look serves a page and its stream; None: look again.
+
+    A live page sends the id of the state that its stream named, as `Last-Event-ID`. The stream may be one of another
+    process, and this process's own look be up to `state_feed.LONGEST_PAUSE_S` older.
+    """
+    feed, named = visit.runtime.state_feed, visit.request.headers.get("last-event-id")
+    state: Stats | None = feed.state
+    return state if not named or named == feed.id else None
 
 
 def _done(stats: Stats) -> list[tuple[str, str, str]]:

@@ -175,7 +175,9 @@
       // It may become due once more meanwhile.
       isDue = false;
       try {
-        const answer = await fetch(window.location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(ANSWER_MS) });
+        // Another process may answer than the one of the stream, and not know the state that the stream named.
+        const headers = { accept: "text/html", ...(asked && { "last-event-id": asked }) };
+        const answer = await fetch(window.location.href, { headers, signal: AbortSignal.timeout(ANSWER_MS) });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         hasFailed = !answer.ok && !isRefused(answer, page);
         if (!hasFailed && !isInUse()) {
