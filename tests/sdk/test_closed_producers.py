@@ -54,6 +54,8 @@ class Service:
 
     def __init__(self) -> None:
         self.answers, self.ended, self.asked = threading.Event(), threading.Event(), list[str]()
+        # The ids of the ends that were answered.
+        self.recorded = list[str]()
         self.takes = threading.Event()
         self.takes.set()
         service = self
@@ -72,6 +74,7 @@ class Service:
                 while not (service.answers.is_set() or service.ended.wait(0.01)):
                     pass
                 outcomes = [{"status": 200} for _ in content.get("ends", [])]
+                service.recorded += [one["transaction_id"] for one in content.get("ends", [content])]
                 # The client may be gone.
                 with suppress(OSError):
                     self._answer(200, json.dumps({"outcomes": outcomes}).encode())
