@@ -188,11 +188,14 @@ class AsyncDriver:
         try:
             await asyncio.wait(under_way, timeout=grace_s)
         finally:
-            late = [task for task in under_way if not task.done()]
+            late, left = [task for task in under_way if not task.done()], 0
             for task in late:
                 task.cancel()
-            if late:
-                log.warning(LEFT_AT_CLOSE, sum(under_way[task] for task in late))
+                # The first of several closes logs it.
+                left += background[task]
+                background[task] = 0
+            if left:
+                log.warning(LEFT_AT_CLOSE, left)
         await asyncio.gather(*late, return_exceptions=True)
 
     async def disconnect(self) -> None:

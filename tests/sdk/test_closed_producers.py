@@ -420,3 +420,37 @@ async def test_a_listener_may_close_its_producer(kind: type[Any], caplog: pytest
     with pytest.raises(ProducerClosed):
         await made.block()
     assert left_of(caplog) == []
+
+
+@pytest.mark.parametrize("is_canceled", [False, True])
+async def test_closes_beside_each_other_log_each_transaction_once(
+    is_canceled: bool, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = TransactionProducer(service.url, group="shop", attempt_s=SOON_S, wait_for_end=False)
+    for _ in range(3):
+        async with producer.transaction(ORDER):
+            pass
+    await until(service.ends)
+    first = asyncio.create_task(producer.close(SOON_S if is_canceled else 0.2))
+    others = [asyncio.create_task(producer.close(0.2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    if is_canceled:
+        first.cancel()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    assert sum(left_of(caplog)) == 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@KINDS
+async def test_closes_beside_each_other_wait_for_the_same_answer_to_a_check(kind: type[Any]) -> None:
+    halfnote = Scripted({CLAIM: [answer(200, CHECKS), answer(200, {"checks": []})]})
+    made, listener = Either(kind, transport=halfnote.transport()), Waits()
+    answering = made.producer.answer_checks(listener)
+    await until(listener.asked.is_set)
+    closes = [asyncio.create_task(made.call("close", SOON_S)) for _ in range(2)]
+    done, _ = await asyncio.wait(closes, timeout=0.3)
+    assert not done
+    listener.over.set()
+    await asyncio.gather(*closes)
+    assert not answering.running
+    assert len(halfnote.asked("/producer-groups/shop/checks/answers")) == 1
