@@ -304,7 +304,7 @@ class Background:
         self._driver = driver
         # None only wakes the thread.
         self._new: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
-        # Those that are neither over nor logged as left.
+        # Those that are neither over nor logged as left; one that is over may be added late, for a moment.
         self._open: set[_Running] = set()
         # The thread's own, as is all that is below.
         self._due: list[tuple[float, int, _Running, Any]] = []
@@ -368,7 +368,8 @@ class Background:
         """Log how many transactions are left: each once, or again if a signal's handler interrupts its log."""
         me, closes = threading.get_ident(), object()
         # What the code that added it takes back is not left here.
-        left = [one for one in tuple(self._open) if one.owner(closes) is not one and one.is_left_by(me)]
+        added = [one for one in tuple(self._open) if not one.is_over and one.owner(closes) is not one]
+        left = [one for one in added if one.is_left_by(me)]
         if left:
             log.warning(LEFT_AT_CLOSE, sum(one.transactions for one in left))
             self._open.difference_update(left)
