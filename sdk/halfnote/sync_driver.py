@@ -94,7 +94,8 @@ class SyncDriver:
     def later(self, exchange: Exchange[Any], transactions: int = 1, *, has_fallback: bool = False) -> bool:
         """Run an exchange in the background; False, with a line in the log, if too many are under way or it is closed.
 
-        `transactions` and `has_fallback`: as of `Later`.
+        While a close still waits for ends, it waits for this one too, unless that has a fallback. `transactions` and
+        `has_fallback`: as of `Later`.
         """
         self._enter_process()
         while (background := self._opened()) is not None:
@@ -102,8 +103,16 @@ class SyncDriver:
                 return True
             if background is self._background:
                 break
-        if not has_fallback:
-            log.warning(LEFT_AS_CLOSED if self.is_closed() else LEFT_TOO_MANY, transactions)
+        if has_fallback:
+            return False
+        if self.is_closed():
+            with self._lock:
+                closing = list(self._closing)
+            if any(one.add(exchange, transactions, repeats=True) for one in closing):
+                return True
+            log.warning(LEFT_AS_CLOSED, transactions)
+            return False
+        log.warning(LEFT_TOO_MANY, transactions)
         return False
 
     def follow(self, exchange: Exchange[Any]) -> None:
@@ -309,6 +318,8 @@ class Background:
         # The thread's own, as is all that is below.
         self._due: list[tuple[float, int, _Running, Any]] = []
         self._number = itertools.count()
+        # It ends unless it finds another one.
+        self._ending = False
         # When the request that is under way is over at the latest.
         self._over_by = 0.0
         # `until`: when the grace is over. After that nothing more is sent. The closing threads set them.
@@ -317,9 +328,12 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="halfnote-ends", daemon=True)
         self._thread.start()
 
-    def add(self, exchange: Exchange[Any], transactions: int) -> bool:
-        """Accept an exchange that has not begun; False if there are too many or the thread is closing."""
-        if self._closing or len(self._due) + self._new.qsize() >= BACKGROUND_MAX:
+    def add(self, exchange: Exchange[Any], transactions: int, *, repeats: bool = False) -> bool:
+        """Accept an exchange that has not begun; False if there are too many or the thread is closing.
+
+        One that `repeats` an end is accepted until the thread ends, or drops what is left.
+        """
+        if self._refuses(repeats) or len(self._due) + self._new.qsize() >= BACKGROUND_MAX:
             return False
         running = _Running(exchange, transactions)
         self._new.put(running)
@@ -328,10 +342,13 @@ class Background:
         if running.is_over:
             self._open.discard(running)
         # The thread may not see it any more. What it takes runs, or is left with a line in the log.
-        if self._closing and running.owner(running) is running:
+        if self._refuses(repeats) and running.owner(running) is running:
             self._open.discard(running)
             return False
         return True
+
+    def _refuses(self, repeats: bool) -> bool:
+        return (self._ending or self._dropping or self.is_over) if repeats else self._closing
 
     def close(self, grace_s: float) -> None:
         """Wait for all exchanges, at most that long; drop the others, and say so in the log.
@@ -415,10 +432,12 @@ class Background:
         while not self._dropping:
             if not self._due:
                 if self._closing:
-                    # One that was added before the close may have come since.
+                    # One that was added before the close may have come since, or one that repeats an end.
+                    self._ending = True
                     self._collect()
                     if not self._due:
                         return []
+                    self._ending = False
                     continue
                 self._collect(None)
                 continue
