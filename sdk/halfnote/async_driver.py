@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,13 +59,14 @@ class Wire(Protocol):
 class _Running:
     """What belongs to one event loop: its connections, and the exchanges in its background.
 
-    `background`: of how many transactions each is. `asking`: how many requests use the connections. `is_closing`: the
-    last of them closes the connections.
+    `background`: of how many transactions each is. `closes`: how many closes wait for it. `asking`: how many requests
+    use the connections. `is_closing`: the last of them closes the connections.
     """
 
     loop: asyncio.AbstractEventLoop
     wire: Wire
     background: dict["asyncio.Task[Any]", int] = field(default_factory=dict)
+    closes: int = 0
     asking: int = 0
     is_closing: bool = False
 
@@ -134,9 +136,10 @@ class AsyncDriver:
     def later(self, exchange: Exchange[Any], transactions: int = 1, *, has_fallback: bool = False) -> bool:
         """Run an exchange in the background; False, with a line in the log, if too many are under way or it is closed.
 
-        `transactions` and `has_fallback`: as of `Later`.
+        While a close still waits for ends, it waits for this one too, unless that has a fallback. `transactions` and
+        `has_fallback`: as of `Later`.
         """
-        is_closed = self._is_closed()
+        is_closed = self._is_closed() and (has_fallback or not self._waits())
         # Without connections that nothing would close.
         background = {} if is_closed else self._current().background
         if is_closed or len(background) >= BACKGROUND_MAX:
@@ -147,6 +150,10 @@ class AsyncDriver:
         background[task] = transactions
         task.add_done_callback(partial(_over, background))
         return True
+
+    def _waits(self) -> bool:
+        running = self._running.get(asyncio.get_running_loop())
+        return running is not None and running.closes > 0
 
     def _later(self, effect: Later) -> bool:
         return self.later(effect.exchange, effect.transactions, has_fallback=effect.has_fallback)
@@ -178,21 +185,25 @@ class AsyncDriver:
     async def end_background(self, grace_s: float) -> None:
         """Give background exchanges of this loop `grace_s` seconds, then cancel them, and say so in the log.
 
-        From now on none begins.
+        From now on none begins, but an end that was tried may be repeated.
         """
-        background = self._current().background
+        running, until = self._current(), time.monotonic() + grace_s
+        background = running.background
         self._closed.add(asyncio.get_running_loop())
-        under_way = dict(background)
-        if not under_way:
-            return
+        running.closes += 1
         try:
-            await asyncio.wait(under_way, timeout=grace_s)
+            while (under_way := _unfinished(background)) and (left_s := until - time.monotonic()) > 0:
+                await asyncio.wait(under_way, timeout=left_s)
         finally:
-            late = [task for task in under_way if not task.done()]
+            running.closes -= 1
+            late, left = _unfinished(background), 0
             for task in late:
                 task.cancel()
-            if late:
-                log.warning(LEFT_AT_CLOSE, sum(under_way[task] for task in late))
+                # The first of several closes logs it.
+                left += background[task]
+                background[task] = 0
+            if left:
+                log.warning(LEFT_AT_CLOSE, left)
         await asyncio.gather(*late, return_exceptions=True)
 
     async def disconnect(self) -> None:
@@ -251,6 +262,10 @@ class AsyncDriver:
             found = self._running[loop] = _Running(loop, wire, is_closing=loop in self._closed)
         self._last = found
         return found
+
+
+def _unfinished(background: dict["asyncio.Task[Any]", int]) -> list["asyncio.Task[Any]"]:
+    return [task for task in background if not task.done()]
 
 
 def _over(background: dict["asyncio.Task[Any]", int], task: "asyncio.Task[Any]") -> None:

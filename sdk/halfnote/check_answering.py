@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import queue
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
@@ -77,7 +78,8 @@ class SyncCheckAnswering:
 
     def __init__(self, claiming: Claiming, driver: SyncDriver) -> None:
         self._claiming, self._driver = claiming, driver
-        self._stopping = threading.Event()
+        # No Event: a signal's handler may stop it above the code that does, and would wait for the lock of that.
+        self._is_stopping, self._stops = False, queue.SimpleQueue[None]()
         self._thread = threading.Thread(target=self._work, name="halfnote-checks", daemon=True)
         self._thread.start()
 
@@ -88,21 +90,23 @@ class SyncCheckAnswering:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Claim no more; give the claim that waits and the answers under way `grace_s` seconds."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._stops.put(None)
         # A listener may close the producer; its answer follows.
         if threading.current_thread() is not self._thread:
             self._thread.join(grace_s)
 
     def _work(self) -> None:
         failed, started = 0, True
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             try:
                 checks = self._driver.run(self._claiming.claimed(SYNC_WAIT_S, started=started))
                 self._driver.run(self._claiming.answered(checks))
                 failed, started = 0, False
             except Exception as error:
                 failed += 1
-                if self._stopping.is_set():
+                if self._is_stopping:
                     return
                 log.warning(FAILED, paused_s(failed, error), error)
-                self._stopping.wait(paused_s(failed, error))
+                with suppress(queue.Empty):
+                    self._stops.get(timeout=paused_s(failed, error))

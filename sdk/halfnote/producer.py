@@ -243,11 +243,12 @@ class TransactionProducer:
 
         The log says how many transactions are left to check-back. From now on, on this event loop, all that would begin
         raises ProducerClosed, until `async with` opens it again; what has begun ends, and posts its end. A listener may
-        call it.
+        call it. A close beside another one waits for the same ends and answers, until the first grace is over.
         """
-        answering, self._answering = self._answering, []
         ending = self._driver.end_background(grace_s)
-        await asyncio.gather(ending, *(one.stop(grace_s) for one in answering))
+        await asyncio.gather(ending, *(one.stop(grace_s) for one in self._answering))
+        for one in [one for one in self._answering if not one.running]:
+            self._answering.remove(one)
         await self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:

@@ -47,6 +47,8 @@ log = logging.getLogger("halfnote")
 BACKGROUND_MAX = 10_000
 # What a request under way may take beyond its time limit as its producer closes.
 LATE_S = 1.0
+# How often a close looks whether the thread is over: a signal's handler may take the notice that this wait is for.
+LOOK_S = 0.5
 
 
 class SyncDriver:
@@ -69,6 +71,8 @@ class SyncDriver:
         # The client of each request; the last one closes a client that is no longer the driver's.
         self._asking: dict[object, httpx.Client] = {}
         self._background: Background | None = None
+        # Those that were closed and whose thread may still run: each close waits for them.
+        self._closing: list[Background] = []
         # The process for which `end_background` was called. A request that follows has a client of its own.
         self._closed_in: int | None = None
 
@@ -90,7 +94,8 @@ class SyncDriver:
     def later(self, exchange: Exchange[Any], transactions: int = 1, *, has_fallback: bool = False) -> bool:
         """Run an exchange in the background; False, with a line in the log, if too many are under way or it is closed.
 
-        `transactions` and `has_fallback`: as of `Later`.
+        While a close still waits for ends, it waits for this one too, unless that has a fallback. `transactions` and
+        `has_fallback`: as of `Later`.
         """
         self._enter_process()
         while (background := self._opened()) is not None:
@@ -98,8 +103,16 @@ class SyncDriver:
                 return True
             if background is self._background:
                 break
-        if not has_fallback:
-            log.warning(LEFT_AS_CLOSED if self.is_closed() else LEFT_TOO_MANY, transactions)
+        if has_fallback:
+            return False
+        if self.is_closed():
+            with self._lock:
+                closing = list(self._closing)
+            if any(one.add(exchange, transactions, repeats=True) for one in closing):
+                return True
+            log.warning(LEFT_AS_CLOSED, transactions)
+            return False
+        log.warning(LEFT_TOO_MANY, transactions)
         return False
 
     def follow(self, exchange: Exchange[Any]) -> None:
@@ -123,14 +136,23 @@ class SyncDriver:
     def end_background(self, grace_s: float) -> None:
         """Give background exchanges `grace_s` seconds, then end them, and say so in the log. From now on none begins.
 
-        A request that is under way is waited for too, until its own time limit.
+        A request that is under way is waited for too, until its own time limit. A close beside another one, also of a
+        signal's handler above it, waits for the same exchanges; the grace that is over first is that of both.
         """
         self._enter_process()
+        until = time.monotonic() + grace_s
         with self._lock:
             self._closed_in = os.getpid()
-            background, self._background = self._background, None
-        if background is not None:
-            background.close(grace_s)
+            while (background := self._background) is not None:
+                # First, so that a close of a signal's handler finds it in one of the two.
+                self._closing.append(background)
+                if self._background is background:
+                    self._background = None
+            closing = list(dict.fromkeys(self._closing))
+        for one in closing:
+            one.close(max(0.0, until - time.monotonic()))
+        with self._lock:
+            self._closing = [one for one in self._closing if not one.is_over]
 
     def open(self) -> None:
         """Begin exchanges again after a close."""
@@ -254,25 +276,30 @@ class SyncDriver:
             self._lock = threading.RLock()
         with self._lock:
             if self._process != os.getpid():
-                self._client, self._background, self._asking = None, None, {}
+                self._client, self._background, self._closing, self._asking = None, None, [], {}
                 self._process = os.getpid()
 
 
 @dataclass(eq=False)
 class _Running:
-    """An exchange in the background, and of how many transactions it is. `free`: empty once it was taken."""
+    """An exchange in the background, and of how many transactions it is.
+
+    The first that takes it owns it: the thread in the background, the code that added it, or a close.
+    """
 
     exchange: Exchange[Any]
     transactions: int
-    free: list[None] = field(default_factory=lambda: [None])
+    is_over: bool = False
+    # `setdefault` needs no lock.
+    _owner: dict[str, object] = field(default_factory=dict)
 
-    def take(self) -> bool:
-        """Return whether the caller is the first to take it."""
-        try:
-            self.free.pop()
-        except IndexError:
-            return False
-        return True
+    def owner(self, otherwise: object) -> object:
+        """Return the first that took it; `otherwise` takes it if it is free."""
+        return self._owner.setdefault("owner", otherwise)
+
+    def is_left_by(self, thread: int) -> bool:
+        """Return whether a thread that closes is the first that leaves it."""
+        return self._owner.setdefault("left by", thread) == thread
 
 
 class Background:
@@ -286,56 +313,98 @@ class Background:
         self._driver = driver
         # None only wakes the thread.
         self._new: queue.SimpleQueue[_Running | None] = queue.SimpleQueue()
+        # Those that are neither over nor logged as left; one that is over may be added late, for a moment.
+        self._open: set[_Running] = set()
         # The thread's own, as is all that is below.
         self._due: list[tuple[float, int, _Running, Any]] = []
         self._number = itertools.count()
-        # Those that are neither due nor over: the thread works on them.
-        self._under_way: set[_Running] = set()
+        # It ends unless it finds another one.
+        self._ending = False
         # When the request that is under way is over at the latest.
         self._over_by = 0.0
-        # `until`: when the grace is over. After that nothing more is sent. The closing thread sets them.
+        # `until`: when the grace is over. After that nothing more is sent. The closing threads set them.
         self._closing, self._until, self._dropping = False, math.inf, False
-        self._is_over, self._over = False, threading.Condition(lock)
+        self.is_over, self._changed = False, threading.Condition(lock)
         self._thread = threading.Thread(target=self._run, name="halfnote-ends", daemon=True)
         self._thread.start()
 
-    def add(self, exchange: Exchange[Any], transactions: int) -> bool:
-        """Accept an exchange that has not begun; False if there are too many or the thread is closing."""
-        if self._closing or len(self._due) + self._new.qsize() >= BACKGROUND_MAX:
+    def add(self, exchange: Exchange[Any], transactions: int, *, repeats: bool = False) -> bool:
+        """Accept an exchange that has not begun; False if there are too many or the thread is closing.
+
+        One that `repeats` an end is accepted until the thread ends, or drops what is left.
+        """
+        if self._refuses(repeats) or len(self._due) + self._new.qsize() >= BACKGROUND_MAX:
             return False
         running = _Running(exchange, transactions)
         self._new.put(running)
-        # The thread may not see it any more. What is taken runs, or is left with a line in the log.
-        return not (self._closing and running.take())
+        # After that: a close of a signal's handler between leaves it to the code below.
+        self._open.add(running)
+        if running.is_over:
+            self._open.discard(running)
+        # The thread may not see it any more. What it takes runs, or is left with a line in the log.
+        if self._refuses(repeats) and running.owner(running) is running:
+            self._open.discard(running)
+            return False
+        return True
+
+    def _refuses(self, repeats: bool) -> bool:
+        return (self._ending or self._dropping or self.is_over) if repeats else self._closing
 
     def close(self, grace_s: float) -> None:
         """Wait for all exchanges, at most that long; drop the others, and say so in the log.
 
         A thread cannot end its request. So it waits for the one that is under way too, until the time limit of that.
-        An exchange that closes its own thread waits for nothing.
+        An exchange that closes its own thread waits for nothing. Several threads may call it, and a signal's handler
+        above another call: each waits, until the first grace is over.
         """
         is_own = threading.current_thread() is self._thread
-        self._until = math.inf if is_own else time.monotonic() + grace_s
+        if not is_own:
+            with self._changed:
+                self._until = min(self._until, time.monotonic() + grace_s)
         self._closing = True
         self._new.put(None)
         if is_own:
             return
-        self._wait(grace_s)
+        try:
+            self._wait(self._until)
+            self._drop()
+            self._wait(max(self._until, self._over_by) + LATE_S, drops=True)
+        finally:
+            # An exception of a signal's handler ends the grace.
+            self._drop()
+            self._log_left()
+
+    def _drop(self) -> None:
+        """Send nothing more."""
         self._dropping = True
         self._new.put(None)
-        self._wait(max(0.0, self._over_by - time.monotonic()) + LATE_S)
-        self._collect()
-        left = [*self._under_way, *(running for _, _, running, _ in list(self._due))]
-        if left:
-            log.warning(LEFT_AT_CLOSE, sum(running.transactions for running in left))
+        with self._changed:
+            self._changed.notify_all()
 
-    def _wait(self, seconds: float) -> None:
-        """Wait for the thread. This frees the lock, also one that the code below a signal's handler holds."""
-        with self._over:
-            self._over.wait_for(lambda: self._is_over, seconds)
-            is_over = self._is_over
+    def _log_left(self) -> None:
+        """Log how many transactions are left: each once, or again if a signal's handler interrupts its log."""
+        me, closes = threading.get_ident(), object()
+        # What the code that added it takes back is not left here.
+        added = [one for one in tuple(self._open) if not one.is_over and one.owner(closes) is not one]
+        left = [one for one in added if one.is_left_by(me)]
+        if left:
+            log.warning(LEFT_AT_CLOSE, sum(one.transactions for one in left))
+            self._open.difference_update(left)
+
+    def _wait(self, until: float, *, drops: bool = False) -> None:
+        """Wait for the thread, or for another close that drops what is left, unless this one `drops` it.
+
+        This frees the lock, also one that the code below a signal's handler holds.
+        """
+        with self._changed:
+            while not (self.is_over or (self._dropping and not drops)):
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(min(left_s, LOOK_S))
+            is_over = self.is_over
         if is_over:
-            self._thread.join()
+            # With a limit, because the code below a signal's handler may be in a join of it.
+            self._thread.join(LATE_S)
 
     def _collect(self, wait_s: float | None = 0.0) -> None:
         """Take what is new; wait for it so long, or without a limit."""
@@ -345,13 +414,17 @@ class Background:
             except queue.Empty:
                 return
             wait_s = 0.0
-            if running is not None and running.take():
+            if running is not None and running.owner(self) is self:
+                self._open.add(running)
                 self._put(time.monotonic(), running, None)
 
     def _put(self, at: float, running: _Running, brought: Any) -> None:
         """Continue an exchange at a time."""
         heapq.heappush(self._due, (at, next(self._number), running, brought))
-        self._under_way.discard(running)
+
+    def _end(self, running: _Running) -> None:
+        running.is_over = True
+        self._open.discard(running)
 
     def _next(self) -> list[tuple[_Running, Any]]:
         """Wait for exchanges that are due; return some of them, or none at the end."""
@@ -359,10 +432,12 @@ class Background:
         while not self._dropping:
             if not self._due:
                 if self._closing:
-                    # One that was added before the close may have come since.
+                    # One that was added before the close may have come since, or one that repeats an end.
+                    self._ending = True
                     self._collect()
                     if not self._due:
                         return []
+                    self._ending = False
                     continue
                 self._collect(None)
                 continue
@@ -378,23 +453,21 @@ class Background:
         while self._due and self._due[0][0] <= now and len(found) < TRANSACTIONS_MOST:
             _, _, running, brought = heapq.heappop(self._due)
             found.append((running, brought))
-        self._under_way.update(running for running, _ in found)
         return found
 
     def _answered(self) -> list[tuple[_Running, Any]]:
         """Take those that an answer may have ended; the others are left."""
         found = [(running, brought) for _, _, running, brought in self._due if brought is not None]
         self._due = [one for one in self._due if one[3] is None]
-        self._under_way.update(running for running, _ in found)
         return found
 
     def _run(self) -> None:
         try:
             self._work()
         finally:
-            with self._over:
-                self._is_over = True
-                self._over.notify_all()
+            with self._changed:
+                self.is_over = True
+                self._changed.notify_all()
 
     def _work(self) -> None:
         while due := self._next():
@@ -404,7 +477,7 @@ class Background:
                 if isinstance(effect, Request):
                     asking.append((running, effect))
                 elif effect is None:
-                    self._under_way.discard(running)
+                    self._end(running)
                 elif not self._dropping:
                     self._put(time.monotonic() + effect.seconds, running, None)
             if asking and not self._dropping:
@@ -429,7 +502,8 @@ class Background:
             answers = self._driver.ask_all([request for _, request in asking], self._ask_in_time)
         except Exception as error:
             log.error("%d ends in the background failed", len(asking), exc_info=error)
-            self._under_way.difference_update(running for running, _ in asking)
+            for running, _ in asking:
+                self._end(running)
             return
         for (running, _), answer in zip(asking, answers, strict=True):
             self._put(time.monotonic(), running, answer)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -236,15 +236,20 @@ class SyncTransactionProducer:
         A request with ends that is under way then is waited for too, until `attempt_s` after its beginning. So no
         thread for ends is left. The log says how many transactions are left to check-back. From now on all that would
         begin raises ProducerClosed, until `with` opens it again; what has begun ends, and posts its end.
-        A signal's handler may call it, and so may a listener.
+        A signal's handler may call it, and so may a listener. A close beside another one, also in a handler above it,
+        waits for the same ends and answers; the grace of the ends is the one that is over first.
         """
-        answering, self._answering = self._answering, []
         until = time.monotonic() + grace_s
+        answering = list(self._answering)
         for one in answering:
             one.stop(0)
         self._driver.end_background(grace_s)
         for one in answering:
             one.stop(max(0.0, until - time.monotonic()))
+            if not one.running:
+                # Another close may have removed it.
+                with suppress(ValueError):
+                    self._answering.remove(one)
         self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:

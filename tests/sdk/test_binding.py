@@ -1,12 +1,23 @@
 """Ends that follow an SQLAlchemy session's own commit, on Postgres: both nestings, failing commits, savepoints."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
 
 import httpx
 import pytest
-from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, Outgoing, SyncTransactionProducer, TransactionProducer
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    BarrierRefused,
+    Outgoing,
+    ProducerClosed,
+    SyncTransactionProducer,
+    TransactionProducer,
+)
 from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
 from halfnote.ids import new_id
@@ -15,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from tests.sdk.coordinators import Scripted, answer
+from tests.sdk.coordinators import Scripted, answer, problem
 from tests.sdk.deadlocks import deadlocked
 from tests.sdk.shop import NOBODY, orders, shop, with_driver
 from tests.sdk.sites import execute_on_cursor, mariadb_database
@@ -516,6 +527,71 @@ async def test_the_end_that_follows_the_close_is_posted_once_async(
         assert verdicts(halfnote) == ["unknown", "commit" if commits else "rollback"]
     assert "posts no end" not in caplog.text
     assert len(halfnote.ends()) == 2
+
+
+class Stopped(BaseException):
+    """What a canceled block raises: its end follows the database transaction, without another one before."""
+
+
+FAILING = problem(503, "not-ready")
+CLOSED_WAITS_S = 50.0
+
+
+@pytest.mark.parametrize("wait_for_end", [True, False])
+def test_an_end_that_follows_is_repeated_while_a_close_waits(
+    sync_engine: Engine, wait_for_end: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    halfnote = Scripted({"/end": [FAILING, FAILING, answer(200, {"verdict": "commit"})]})
+    asked, answers = threading.Event(), threading.Event()
+
+    def held(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/end":
+            asked.set()
+            assert answers.wait(CLOSED_WAITS_S)
+        return halfnote.transport().handle_request(request)
+
+    producer = SyncTransactionProducer(
+        "http://halfnote", group="shop", transport=httpx.MockTransport(held), wait_for_end=wait_for_end
+    )
+    with Session(sync_engine) as session:
+        session.execute(text("select 1"))
+        with pytest.raises(Stopped), producer.bind(session).transaction(ORDER):
+            raise Stopped
+        session.commit()
+    assert asked.wait(CLOSED_WAITS_S)
+    close = threading.Thread(target=producer.close, args=(CLOSED_WAITS_S,))
+    close.start()
+    while not producer._driver.is_closed():
+        time.sleep(0.01)
+    answers.set()
+    close.join()
+    assert verdicts(halfnote) == ["commit"] * 3
+    assert "so Halfnote asks about them" not in caplog.text
+
+
+@pytest.mark.parametrize("wait_for_end", [True, False])
+async def test_an_end_that_follows_is_repeated_while_a_close_waits_async(
+    engine: AsyncEngine, wait_for_end: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    halfnote = Scripted({"/end": [FAILING, FAILING, answer(200, {"verdict": "commit"})]})
+    held = Held(halfnote)
+    producer = TransactionProducer("http://halfnote", group="shop", transport=held, wait_for_end=wait_for_end)
+    async with AsyncSession(engine) as session:
+        await session.execute(text("select 1"))
+        with pytest.raises(Stopped):
+            async with producer.bind(session).transaction(ORDER):
+                raise Stopped
+        await session.commit()
+    await held.asked.wait()
+    close = asyncio.create_task(producer.close(CLOSED_WAITS_S))
+    await asyncio.sleep(0.01)
+    with pytest.raises(ProducerClosed):
+        await producer.send_plain(ORDER)
+    held.answers.set()
+    await close
+    assert verdicts(halfnote) == ["commit"] * 3
+    assert "so Halfnote asks about them" not in caplog.text
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 class Held(httpx.AsyncBaseTransport):

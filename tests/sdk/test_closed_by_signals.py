@@ -1,17 +1,29 @@
-"""`close` in a signal's handler, at each line of the driver at which the signal may come."""
+"""`close` in a signal's handler, at each line of the driver at which the signal may come, and in real processes."""
 
+import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import halfnote.check_answering
 import halfnote.sync_driver
+import halfnote.sync_producer
 import httpx
 import pytest
 from halfnote import Outgoing, ProducerClosed, SyncTransactionProducer
 
-from tests.sdk.coordinators import Scripted
+from tests.sdk.coordinators import Answer, Scripted, answer
+from tests.sdk.doc_blocks import ROOT
+from tests.sdk.test_closed_producers import CLAIM, Service, service
+
+__all__ = ["service"]
 
 ORDER = Outgoing("order", {"order": 1030})
 # For a busy machine. A close that hangs takes it all.
@@ -100,3 +112,240 @@ def test_a_handler_may_close_at_each_line(
                 one.name for one in threading.enumerate() if one not in before and one.name == "halfnote-ends"
             ] == []
     assert 40 < line < LINES_MOST
+
+
+class Closing:
+    """A close on a thread of its own, whose handler closes the producer again before a line of the close."""
+
+    def __init__(self, line: int, producer: SyncTransactionProducer, grace_s: float, *, raises: bool) -> None:
+        self._left, self._producer, self._grace_s, self._raises = line, producer, grace_s, raises
+        # A Condition does not survive an exception at each of its lines.
+        self._files = CLOSED_BY if raises else {*CLOSED_BY, threading.__file__}
+        self.was_called, self.is_over, self.outcome = False, threading.Event(), list[BaseException]()
+        # Where the handler interrupts it.
+        self.within: list[str] = []
+
+    def run(self) -> None:
+        """Close. Raises AssertionError if it hangs."""
+        threading.Thread(target=self._work, daemon=True).start()
+        assert self.is_over.wait(SOON_S), f"it hangs: {self.within}"
+        assert all(isinstance(one, Done) for one in self.outcome), self.outcome
+
+    def _work(self) -> None:
+        sys.settrace(self._traced)
+        try:
+            self._producer.close(self._grace_s)
+        except BaseException as error:
+            self.outcome.append(error)
+        finally:
+            sys.settrace(None)
+            self.is_over.set()
+
+    def _traced(self, frame: FrameType, event: str, _: Any) -> "Callable[..., Any] | None":
+        if frame.f_code.co_filename not in self._files:
+            return None
+        if event == "line" and not self.was_called:
+            self._left -= 1
+            if self._left < 0:
+                self.was_called = True
+                self.within = [one.name for one in traceback.extract_stack(frame)]
+                self._producer.close(self._grace_s)
+                if self._raises:
+                    raise Done
+        return self._traced
+
+
+CLOSED_BY = {one.__file__ for one in (halfnote.sync_driver, halfnote.sync_producer, halfnote.check_answering)}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_handler_may_close_at_each_line_of_a_close(
+    raises: bool, answers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for line in range(LINES_MOST):
+        caplog.clear()
+        lost: list[Answer] = [httpx.ReadTimeout("no")]
+        halfnote = Scripted({CLAIM: [no_checks], **({} if answers else {"/end": lost, "/ends": lost})})
+        producer = SyncTransactionProducer(
+            "http://halfnote", group="shop", transport=halfnote.transport(), wait_for_end=False
+        )
+        if not answers and not raises:
+            # A handler above the lock waits for its whole grace for this thread. An exception at the last line of
+            # `with` does not release the lock, so the thread would not end.
+            producer.answer_checks(Unasked())
+        for _ in range(2):
+            with producer.transaction(ORDER):
+                pass
+        closing = Closing(line, producer, SOON_S if answers else 0.0, raises=raises)
+        closing.run()
+        left = left_in(caplog.messages)
+        if answers:
+            assert (len({end["transaction_id"] for end in halfnote.ends()}), left) == (2, 0), (line, closing.within)
+        else:
+            # A handler that interrupts the line in the log repeats it.
+            assert left == 2 or (left == 4 and "_log_left" in closing.within), (line, left, closing.within)
+        if not closing.was_called:
+            break
+    assert 40 < line < LINES_MOST
+
+
+def no_checks(_: httpx.Request) -> httpx.Response:
+    time.sleep(0.01)
+    return answer(200, {"checks": []})
+
+
+class Unasked:
+    """A listener that gets no check."""
+
+    def check_local(self, transaction: Any) -> Any:
+        raise AssertionError(transaction)
+
+
+# A process with three ends in the background, the first of them under way. Arguments: URL, form, grace.
+PROGRAM = """
+import logging, signal, sys, time
+from halfnote import Outgoing, SyncTransactionProducer
+
+url, form, grace_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+producer = SyncTransactionProducer(url, group="shop", attempt_s=60, wait_for_end=False)
+
+
+def say(text):
+    sys.stdout.write(text + "\\n")
+    sys.stdout.flush()
+
+
+def end(*_):
+    say("signal")
+    if "only exits" not in form:
+        producer.close(grace_s)
+        say("closed")
+    sys.exit(7)
+
+
+def work():
+    for _ in range(3):
+        with producer.transaction(Outgoing("order", {"order": 1030})):
+            pass
+    say("ready")
+    if "waits" in form:
+        while True:
+            time.sleep(0.01)
+
+
+signal.signal(signal.SIGTERM, end)
+if "with" in form:
+    with producer:
+        work()
+else:
+    work()
+    producer.close(grace_s)
+"""
+
+
+class Process:
+    """A process of PROGRAM."""
+
+    def __init__(self, *given: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *given],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._timer = threading.Timer(SOON_S, self._process.kill)
+        self._timer.start()
+
+    def until(self, text: str) -> None:
+        """Wait for a line."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == text, self._process.stderr
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def log(self) -> list[str]:
+        """Wait for the end of the process; return the lines of its log."""
+        _, log = self._process.communicate()
+        assert self._process.returncode == 7, (self._process.returncode, log)
+        return log.splitlines()
+
+    def stop(self) -> None:
+        """Kill the process if it still runs."""
+        self._timer.cancel()
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def process(*given: str) -> Iterator[Process]:
+    started = Process(*given)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def closing(service: Service, running: Process, form: str) -> None:
+    """Bring a process into its first close."""
+    running.until("ready")
+    began = time.monotonic()
+    while not service.ends():
+        assert time.monotonic() - began < SOON_S
+        time.sleep(0.01)
+    if "waits" in form:
+        running.terminate()
+        running.until("signal")
+    # So that it is mostly in the close. The outcome is the same otherwise.
+    time.sleep(0.2)
+
+
+def left_in(log: Sequence[str]) -> int:
+    """Return how many transactions the lines of a log say are left to check-back."""
+    return sum(int(line.split()[0]) for line in log if "left to check-back" in line)
+
+
+FORMS = pytest.mark.parametrize("form", ["waits", "waits, with", "with", "close"])
+
+
+@FORMS
+def test_a_signal_during_a_close_waits_for_the_ends(service: Service, form: str) -> None:
+    with process(service.url, form, str(SOON_S)) as running:
+        closing(service, running, form)
+        running.terminate()
+        running.until("signal")
+        time.sleep(0.2)
+        service.answers.set()
+        log = running.log()
+    assert len(set(service.recorded)) == len(service.recorded) == 3
+    assert left_in(log) == 0
+
+
+@FORMS
+@pytest.mark.parametrize("grace_s", ["0", "0.5"])
+def test_a_signal_during_a_close_leaves_no_end_without_a_line(service: Service, form: str, grace_s: str) -> None:
+    """A request that is under way is waited for, so it is answered when both closes wait."""
+    with process(service.url, form, grace_s) as running:
+        closing(service, running, form)
+        running.terminate()
+        running.until("signal")
+        time.sleep(1)
+        service.answers.set()
+        log = running.log()
+    assert len(set(service.recorded)) == len(service.recorded) >= 1
+    assert left_in(log) == 3 - len(service.recorded)
+
+
+@pytest.mark.parametrize("form", ["with, only exits", "close, only exits"])
+def test_a_close_that_a_signal_ends_says_what_is_left(service: Service, form: str) -> None:
+    with process(service.url, form, str(SOON_S)) as running:
+        closing(service, running, form)
+        running.terminate()
+        running.until("signal")
+        log = running.log()
+    assert left_in(log) == 3

@@ -54,6 +54,8 @@ class Service:
 
     def __init__(self) -> None:
         self.answers, self.ended, self.asked = threading.Event(), threading.Event(), list[str]()
+        # The ids of the ends that were answered.
+        self.recorded = list[str]()
         self.takes = threading.Event()
         self.takes.set()
         service = self
@@ -72,6 +74,7 @@ class Service:
                 while not (service.answers.is_set() or service.ended.wait(0.01)):
                     pass
                 outcomes = [{"status": 200} for _ in content.get("ends", [])]
+                service.recorded += [one["transaction_id"] for one in content.get("ends", [content])]
                 # The client may be gone.
                 with suppress(OSError):
                     self._answer(200, json.dumps({"outcomes": outcomes}).encode())
@@ -417,3 +420,37 @@ async def test_a_listener_may_close_its_producer(kind: type[Any], caplog: pytest
     with pytest.raises(ProducerClosed):
         await made.block()
     assert left_of(caplog) == []
+
+
+@pytest.mark.parametrize("is_canceled", [False, True])
+async def test_closes_beside_each_other_log_each_transaction_once(
+    is_canceled: bool, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = TransactionProducer(service.url, group="shop", attempt_s=SOON_S, wait_for_end=False)
+    for _ in range(3):
+        async with producer.transaction(ORDER):
+            pass
+    await until(service.ends)
+    first = asyncio.create_task(producer.close(SOON_S if is_canceled else 0.2))
+    others = [asyncio.create_task(producer.close(0.2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    if is_canceled:
+        first.cancel()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    assert sum(left_of(caplog)) == 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@KINDS
+async def test_closes_beside_each_other_wait_for_the_same_answer_to_a_check(kind: type[Any]) -> None:
+    halfnote = Scripted({CLAIM: [answer(200, CHECKS), answer(200, {"checks": []})]})
+    made, listener = Either(kind, transport=halfnote.transport()), Waits()
+    answering = made.producer.answer_checks(listener)
+    await until(listener.asked.is_set)
+    closes = [asyncio.create_task(made.call("close", SOON_S)) for _ in range(2)]
+    done, _ = await asyncio.wait(closes, timeout=0.3)
+    assert not done
+    listener.over.set()
+    await asyncio.gather(*closes)
+    assert not answering.running
+    assert len(halfnote.asked("/producer-groups/shop/checks/answers")) == 1
