@@ -13,7 +13,7 @@ from app.cli.errors import Refusal, Unavailable
 from app.cli.leaving import leaving
 from app.cli.standard_output import discard_output
 from app.cli.tables import harmless, is_for_people, json_text, moment, print_fields
-from app.cli.waiting import Waiting
+from app.cli.waiting import AnswerWait
 from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
@@ -64,7 +64,7 @@ class _UntilAnswered:
     """Repeats a call while the service does not answer."""
 
     def __init__(self) -> None:
-        self._waiting = Waiting()
+        self._waiting = AnswerWait()
 
     def __call__(self, url: str, path: str, content: dict[str, Any]) -> Any:
         while True:

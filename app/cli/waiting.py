@@ -9,7 +9,7 @@ from app.cli.errors import Unavailable
 AGAIN_S = 2.0
 
 
-class Waiting:
+class AnswerWait:
     """The waits of a command that calls again. Each reason is printed on stderr once.
 
     Before the first answer an address that cannot be reached is an error.

@@ -13,7 +13,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, Url, stream_lines
 from app.cli.errors import Unavailable
 from app.cli.status import print_status
-from app.cli.waiting import AGAIN_S, Waiting
+from app.cli.waiting import AGAIN_S, AnswerWait
 
 # Moves to the first line and clears the rest (ECMA-48: CUP, ED).
 _CLEAR = "\x1b[H\x1b[J"
@@ -46,7 +46,7 @@ def _screens(url: str, *, is_live: bool) -> Iterator[dict[str, Any]]:
     A service that restarts is back in a moment: the stream is opened again from the last state seen.
     """
     seen, state, at = None, None, 0.0
-    waiting = Waiting()
+    waiting = AnswerWait()
     while True:
         try:
             for event in _events(stream_lines(url, "/events", {} if seen is None else {"last-event-id": seen})):
