@@ -16,7 +16,8 @@ class Delivery(Struct, frozen=True):
     """A committed message on its way to one subscription. `attempt` counts from 1; `body` is the producer's bytes.
 
     `replay` is the id of the replay that sends it again, None for live delivery. `trace` is a context of
-    app.observability.trace_context.
+    app.observability.trace_context. `placeholders` replace the message's own values in the names of a broker, such as a
+    queue's.
     """
 
     subscription: str
@@ -34,6 +35,7 @@ class Delivery(Struct, frozen=True):
     attempt: int
     replay: str | None = None
     trace: str | None = None
+    placeholders: Mapping[str, str] | None = None
 
 
 class Delivered(Struct, frozen=True):

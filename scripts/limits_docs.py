@@ -171,7 +171,14 @@ DELIVERY = (
     Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),
     Limit("app.destinations.nats.SUBJECT_BYTES", "bytes of a NATS subject; a longer one fails the attempt"),
     Limit("app.destinations.rabbitmq.BATCH_MAX", "messages that one RabbitMQ channel has in flight together"),
-    Limit("app.destinations.rabbitmq.SHORT_BYTES", "bytes of a RabbitMQ routing key; a longer one fails the attempt"),
+    Limit(
+        "app.destinations.rabbitmq.SHORT_BYTES",
+        "bytes of a RabbitMQ routing key or content type; a longer one makes the message a dead letter",
+    ),
+    Limit(
+        "app.destinations.rabbitmq.NAME_BYTES",
+        "bytes of a header's name at RabbitMQ, with `halfnote-h-`; a longer one makes the message a dead letter",
+    ),
     Limit("app.destinations.redis.BATCH_MAX", "messages of one Redis pipeline"),
     Limit("app.destinations.redis.LARGEST_BYTES", "bytes of one Redis field"),
     Limit("app.store.relay.announcements.ANNOUNCE_EVERY_S", "seconds between operational messages of one cause"),

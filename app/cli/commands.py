@@ -34,7 +34,7 @@ from app.cli import (
 )
 from app.cli.errors import Refusal
 from app.cli.sorted_commands import SortedCommands
-from app.cli.standard_output import discard_output, output_error, prepare_streams
+from app.cli.standard_output import discard_output, is_of_output, output_error, prepare_streams
 
 app = typer.Typer(
     name="halfnote",
@@ -87,12 +87,16 @@ def run() -> NoReturn:
         print(f"halfnote: {refusal}", file=sys.stderr)
         code = refusal.code
     except SystemExit as ended:
+        # typer ends so after a broken pipe, also if it was not that of stdout.
+        if isinstance(cause := ended.__context__, BrokenPipeError) and not is_of_output(cause):
+            _finish_output()
+            raise cause from None
         code = ended.code
-    except OSError:
-        # A long text that failed is kept nowhere, so that only another one shows whether stdout is the cause.
-        fault = output_error(after="\n")
-        if fault is None:
+    except OSError as error:
+        if not is_of_output(error):
+            _finish_output()
             raise
+        fault = error
     fault = fault or output_error()
     if fault is not None:
         discard_output()
@@ -101,3 +105,9 @@ def run() -> NoReturn:
             said = f"The answer cannot be printed: {fault.strerror}. What was asked may have been done."
             print(f"halfnote: {said}", file=sys.stderr)
     sys.exit(code)
+
+
+def _finish_output() -> None:
+    """Print what is left. If stdout does not take it, an error of another cause is more important."""
+    if output_error() is not None:
+        discard_output()

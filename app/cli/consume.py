@@ -1,7 +1,6 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
 import sys
-import time
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,14 +13,13 @@ from app.cli.errors import Refusal, Unavailable
 from app.cli.leaving import leaving
 from app.cli.standard_output import discard_output
 from app.cli.tables import harmless, is_for_people, json_text, moment, print_fields
+from app.cli.waiting import AnswerWait
 from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
 WAIT_S = 20.0
 # A slow reader of the output takes time. As the client's consumer.
 HELD_S = 60.0
-# Between two calls of a service that does not answer.
-AGAIN_S = 2.0
 
 
 def consume(
@@ -63,30 +61,20 @@ def _post(url: str, path: str, content: dict[str, Any]) -> Any:
 
 
 class _UntilAnswered:
-    """Repeats a call while the service does not answer, as when it restarts. Each reason is printed on stderr once.
-
-    Before the first answer an address that cannot be reached is an error.
-    """
+    """Repeats a call while the service does not answer."""
 
     def __init__(self) -> None:
-        self._was_answered = False
+        self._waiting = AnswerWait()
 
     def __call__(self, url: str, path: str, content: dict[str, Any]) -> Any:
-        said = ""
         while True:
             try:
                 answer = _post(url, path, content)
             except Unavailable as refused:
-                if refused.is_address and not self._was_answered:
-                    raise
-                reason, wait_s = str(refused).partition("\n")[0], max(AGAIN_S, refused.retry_after_s)
+                self._waiting.wait(refused)
             else:
-                self._was_answered = True
+                self._waiting.end()
                 return answer
-            if reason != said:
-                print(f"{reason} Calling again every {wait_s:g} s.", file=sys.stderr)
-                said = reason
-            time.sleep(wait_s)
 
 
 def _claimed(post: Post, url: str, path: str, wanted: dict[str, Any]) -> list[dict[str, Any]]:

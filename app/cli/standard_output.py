@@ -6,9 +6,15 @@ import json
 import os
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # An error handler of codecs.
 ESCAPES = "halfnote.escapes"
+# The file name in errors of stdout.
+STDOUT = "<stdout>"
 
 
 def prepare_streams() -> None:
@@ -29,6 +35,8 @@ def prepare_streams() -> None:
     for number in closed:
         with suppress(OSError):
             os.set_inheritable(number, True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _named(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPES)
@@ -52,12 +60,48 @@ def printable(text: str, otherwise: str) -> str:
     return text
 
 
-def output_error(after: str = "") -> OSError | None:
-    """Print a text; return why stdout does not take it and what was printed before, or None if it takes all."""
+class _Output(io.FileIO):
+    """The file of stdout. It names itself in its errors, so that they are told from errors of another cause."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        # The garbage collection of the stream would close the descriptor.
+        self.stream = stream
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write, as FileIO does. Raises OSError with the file name STDOUT."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+
+def _named(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return stdout on a file that names itself in its errors, or the same if it is no plain file."""
+    layer = stream.buffer
+    plain = layer.raw if isinstance(layer, io.BufferedWriter) else layer
+    if type(plain) is not io.FileIO:
+        return stream
+    output = _Output(stream)
+    return io.TextIOWrapper(
+        # Python's -u leaves out the buffer.
+        io.BufferedWriter(output) if isinstance(layer, io.BufferedWriter) else output,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def is_of_output(error: BaseException | None) -> bool:
+    """Return whether stdout refused a text by this error."""
+    return isinstance(error, OSError) and error.filename == STDOUT
+
+
+def output_error() -> OSError | None:
+    """Print what is left; return why stdout does not take it, or None."""
     try:
-        # A closed terminal refuses even a text without characters, after all else was printed.
-        if after:
-            sys.stdout.write(after)
         sys.stdout.flush()
     except OSError as error:
         return error

@@ -11,19 +11,22 @@ import httpx
 import typer
 
 from app.cli.api_client import DEFAULT_URL, Url, stream_lines
-from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.errors import Unavailable
 from app.cli.status import print_status
+from app.cli.waiting import AGAIN_S, AnswerWait
 
 # Moves to the first line and clears the rest (ECMA-48: CUP, ED).
 _CLEAR = "\x1b[H\x1b[J"
-_AGAIN_S = 2.0
 
 
 def watch(
     times: Annotated[int | None, typer.Option(min=1, help="end after so many screens; without it, with Ctrl-C")] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Show the screen of `halfnote status` now and whenever it changes, until Ctrl-C (`GET /events`)."""
+    """Show the screen of `halfnote status` now and whenever it changes, until Ctrl-C (`GET /events`).
+
+    While the service does not answer, this waits and says so on stderr.
+    """
     shown = 0
     try:
         for found in _screens(url, is_live=sys.stdout.isatty()):
@@ -43,9 +46,11 @@ def _screens(url: str, *, is_live: bool) -> Iterator[dict[str, Any]]:
     A service that restarts is back in a moment: the stream is opened again from the last state seen.
     """
     seen, state, at = None, None, 0.0
+    waiting = AnswerWait()
     while True:
         try:
             for event in _events(stream_lines(url, "/events", {} if seen is None else {"last-event-id": seen})):
+                waiting.end()
                 if event.get("event") == "stats":
                     seen, state, at = event["id"], json.loads(event["data"]), time.monotonic()
                     yield state
@@ -53,14 +58,12 @@ def _screens(url: str, *, is_live: bool) -> Iterator[dict[str, Any]]:
                     print(json.loads(event["data"])["detail"], file=sys.stderr)
                 elif state is not None and is_live:
                     yield {**state, "at": _later(state["at"], time.monotonic() - at)}
-        except Refusal as refusal:
-            # What the service refuses, or what cannot be sent to it, is refused again.
-            if refusal.problem or refusal.code == WRONG_USAGE:
-                raise
-            print(refusal, file=sys.stderr)
+        except Unavailable as refused:
+            waiting.wait(refused)
         except httpx.HTTPError as error:
-            print(f"{url} ended the stream: {error or type(error).__name__}.", file=sys.stderr)
-        time.sleep(_AGAIN_S)
+            waiting.wait_for(f"{url} ended the stream: {error or type(error).__name__}.")
+        else:
+            time.sleep(AGAIN_S)
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:

@@ -23,6 +23,8 @@ from app.observability.trace_context import trace_headers
 
 EVENT = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
+# Before the name of a header of the message's own.
+OWN_HEADER = "halfnote-h-"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -69,7 +71,7 @@ def own_headers(delivery: Delivery) -> dict[str, str]:
     if delivery.replay is not None:
         found["halfnote-replay"] = delivery.replay
     for name, value in delivery.headers.items():
-        found[f"halfnote-h-{name}"] = value
+        found[OWN_HEADER + name] = value
     return found
 
 

@@ -32,7 +32,7 @@ from app.destinations.kafka_producer import BATCH_BYTES, ProducerEnded
 from app.egress.network_policy import AddressRefused
 from app.observability.trace_context import trace_headers
 
-TOO_LARGE, BAD_TOPIC = "too_large", "bad_topic"
+TOO_LARGE, BAD_TOPIC, BAD_MESSAGE = "too_large", "bad_topic", "bad_message"
 # Errors of the producer, not of the message: another producer sends it.
 AGAIN = (
     ProducerEnded,
@@ -123,6 +123,9 @@ class PendingRecord:
         elif not self.alone and _may_be_one_record(error):
             # Likewise. The broker stores nothing of a batch that it refuses.
             self.alone = True
+        elif isinstance(error, InvalidRecordError):
+            # Not retriable for Kafka's own clients either. A refused time is retried: a clock may be wrong.
+            self.outcome = Refused(BAD_MESSAGE, error_text(error), None, None, self.duration_ms)
         elif not isinstance(error, AGAIN):
             self.fail(error_text(error), unreachable=isinstance(error, AddressRefused))
         return error is not None

@@ -16,12 +16,14 @@ from typing import Any
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractExchange
 from aio_pika.exceptions import AMQPError, ChannelClosed, DeliveryError, PublishError
+from pamqp import frame
+from pamqp.header import ContentHeader
 from yarl import URL
 
 from app.delivery import Delivery, Outcome
 from app.destinations.base import Destination, current_task_cancelled
 from app.destinations.broker_connection import BAD_MESSAGE, TOO_LARGE, BrokerConnections, PendingMessage
-from app.destinations.cloudevents import attributes, own_headers
+from app.destinations.cloudevents import OWN_HEADER, attributes, own_headers
 from app.destinations.name_templates import filled
 from app.destinations.rabbitmq_connection import RabbitAddress, RabbitConnection, connected, error_text
 from app.egress.network_policy import NetworkPolicy
@@ -31,6 +33,11 @@ from app.observability.trace_context import trace_headers
 BATCH_MAX = 100
 # AMQP's short strings: routing keys, names of headers, some properties.
 SHORT_BYTES = 255
+# AMQP's names of headers.
+NAME_BYTES = 128
+# More than the frame of a message without headers of its own takes, and than each of these adds to their texts.
+PROPERTIES_BYTES = 16 * 1024
+HEADER_BYTES = 20
 
 _size_limit = re.compile(r"larger than (?:configured )?max(?:imum)? size (\d+)").search
 _topic_refused = re.compile(r"access to topic '(.*)' in exchange ", re.DOTALL).search
@@ -77,14 +84,14 @@ class RabbitMq:
 
     def _pending(self, delivery: Delivery, started: float) -> PendingMessage:
         message = PendingMessage(delivery, filled(self._routing_key, delivery), started)
-        if len(message.name) > SHORT_BYTES // 4 and (size := len(message.name.encode())) > SHORT_BYTES:
-            message.refuse(BAD_MESSAGE, f"a routing key of {size} bytes; AMQP takes at most {SHORT_BYTES}")
+        _judge_texts(message)
         return message
 
     async def _publish(self, connection: RabbitConnection, waiting: Sequence[PendingMessage]) -> None:
         """Publish all once. Messages that have no outcome afterwards are sent again."""
         for message in waiting:
             _judge_size(message, connection.largest, asked=False)
+            _judge_properties(message, connection.frame_max)
         fitting = [message for message in waiting if message.outcome is None]
         if not fitting:
             return
@@ -132,6 +139,36 @@ class RabbitMq:
     def _broken(self, connection: RabbitConnection, message: PendingMessage, error: str) -> None:
         self._connections.drop(connection)
         message.broken(error)
+
+
+def _judge_texts(message: PendingMessage) -> None:
+    """Refuse a message with a text that AMQP has no place for. The client would fail the call or cut the name."""
+    delivery = message.delivery
+    texts = {"routing key": message.name, "content type": delivery.content_type, "message id": delivery.message_id}
+    for what, text in texts.items():
+        if len(text) > SHORT_BYTES // 4 and (size := len(text.encode())) > SHORT_BYTES:
+            message.refuse(BAD_MESSAGE, f"a {what} of {size} bytes; AMQP takes at most {SHORT_BYTES}")
+    for name in delivery.headers:
+        if len(name) > (NAME_BYTES - len(OWN_HEADER)) // 4 and (size := len((OWN_HEADER + name).encode())) > NAME_BYTES:
+            error = f"the name of the header {OWN_HEADER}{name} has {size} bytes; AMQP takes at most {NAME_BYTES}"
+            message.refuse(BAD_MESSAGE, error)
+
+
+def _judge_properties(message: PendingMessage, frame_max: int) -> None:
+    """Refuse a message whose properties and headers exceed a frame, for which RabbitMQ would close the connection.
+
+    The body is split into frames, these are not. `frame_max` 0: RabbitMQ has no limit.
+    """
+    headers = message.delivery.headers
+    # At most 4 bytes for a character. Encoding all messages twice would be slow.
+    most = PROPERTIES_BYTES + sum(4 * (len(name) + len(value)) + HEADER_BYTES for name, value in headers.items())
+    if message.outcome is not None or not 0 < frame_max < most:
+        return
+    properties = message_of(message.delivery).properties
+    size = len(frame.marshal(ContentHeader(body_size=len(message.delivery.body), properties=properties), 1))
+    if size > frame_max:
+        error = f"properties and headers of {size:,} bytes; this RabbitMQ takes at most {frame_max:,} (frame_max)"
+        message.refuse(BAD_MESSAGE, error)
 
 
 def _judge_size(message: PendingMessage, largest: int | None, *, asked: bool) -> None:

@@ -94,6 +94,12 @@ class RabbitConnection:
         """Whether the connection is usable as far as the client knows."""
         return not self.dropped and self._connection.connected.is_set()
 
+    @property
+    def frame_max(self) -> int:
+        """The most bytes of a frame, as agreed at the login; 0: no limit."""
+        transport = self._connection.transport
+        return 0 if transport is None else transport.connection.connection_tune.frame_max
+
     async def connect(self) -> None:
         """Connect and log in. Raises OSError and AMQPError."""
         await self._connection.connect()

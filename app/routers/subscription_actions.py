@@ -48,6 +48,10 @@ async def post_test(
 ) -> TestAnswer:
     """Send a message of the topic `halfnote.test` now, in any state, and return the result.
 
+    In the name of a queue, a subject, a topic or a stream of a broker, `{topic}` stands for the first of the
+    subscription's topics that is no pattern, and `{tag}` for the first tag of its filters. If there is none, `{topic}`
+    is `halfnote.test` and `{tag}` empty; `{key}` is empty and `{group}` is `halfnote` in any case.
+
     Only an audit row is written. The answer of the destination has no effect on the subscription.
     """
     caller.must_have_subscription(name)
@@ -220,4 +224,15 @@ def _test_of(subscription: Subscription, now: datetime) -> Delivery:
         body=b'{"type":"halfnote.test"}',
         committed_at=now,
         attempt=1,
+        placeholders=_placeholders(subscription),
     )
+
+
+def _placeholders(subscription: Subscription) -> dict[str, str]:
+    """Return what names a queue, a subject or a stream of real messages, as far as the subscription names it exactly.
+
+    No queue takes the test's own topic, so without these the test would fail although deliveries succeed.
+    """
+    topics = (topic for topic in subscription.topics if not topic.endswith("*"))
+    exact = {"topic": next(topics, None), "tag": next(iter((subscription.filters or {}).get("tags") or ()), None)}
+    return {name: value for name, value in exact.items() if value is not None}

@@ -6,7 +6,7 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from app.field_rules import (
     NAME_MAX,
@@ -44,6 +44,7 @@ SubscriptionNamePath = Annotated[
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": NAME_MAX, "pattern": SUBSCRIPTION_NAME_PATTERN}),
 ]
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_WHOLE_TEXT = re.compile(r"-?\d+(?:\.0+)?", re.A)
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.A)
 
 
@@ -90,6 +91,14 @@ class Strict(BaseModel):
     """A request or answer that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("limit", mode="before", check_fields=False)
+    @classmethod
+    def _digits(cls, value: object) -> object:
+        # In a query pydantic also takes `1_0`, a sign and spaces. To JSON Schema 10.0 is an integer.
+        if isinstance(value, str) and not _WHOLE_TEXT.fullmatch(value):
+            raise ValueError("must be a whole number")
+        return value
 
 
 class PutChanges(BaseModel):

@@ -19,8 +19,9 @@ import httpx
 import pytest
 
 from app.cli.api_client import call
-from app.cli.consume import AGAIN_S, _UntilAnswered
+from app.cli.consume import _UntilAnswered
 from app.cli.errors import Unavailable
+from app.cli.waiting import AGAIN_S
 from tests.support.cli_runs import Run, run
 from tests.support.processes import ROOT, Service, serving
 

@@ -101,6 +101,46 @@ def test_a_reader_that_is_gone_is_no_news(url: str) -> None:
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+FAILING_COMMAND = """
+import sys
+from app.cli.commands import app, run
+
+@app.command("fail")
+def fail() -> None:
+    print("begun")
+    raise {error}
+
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    "error", ['PermissionError(13, "Permission denied", "some.file")', 'BrokenPipeError(32, "Broken pipe")']
+)
+def test_an_error_of_another_cause_is_shown_as_it_is(error: str) -> None:
+    command = [sys.executable, "-c", FAILING_COMMAND.format(error=error), "fail"]
+    # With a buffer, stdout refuses the text only at the end.
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "begun\n")
+    with open("/dev/full", "w") as full:
+        hidden = subprocess.run(command, cwd=ROOT, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    for errors in (ended.stderr, hidden.stderr):
+        assert errors.splitlines()[-1].startswith(error.partition("(")[0])
+    assert (hidden.returncode, "cannot be printed" in hidden.stderr) == (1, False)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_without_a_buffer_is_the_same(url: str, unbuffered: str) -> None:
+    env = {"PYTHONUNBUFFERED": unbuffered}
+    printed = halfnote(url, "version", env=env)
+    assert (printed.returncode, printed.stderr, printed.stdout.count("\n")) == (0, "", 1)
+    with open("/dev/full", "w") as full:
+        ended = halfnote(url, "version", env=env, stdout=full)
+    said = "The answer cannot be printed: No space left on device. What was asked may have been done."
+    assert (ended.returncode, ended.stderr) == (1, f"halfnote: {said}\n")
+
+
 def test_ctrl_c_during_the_imports_ends_in_silence(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(BLOCKING_TYPER)
     command = [sys.executable, "-m", "app.cli", "version"]

@@ -5,7 +5,10 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
+from types import SimpleNamespace
+from typing import ClassVar
 
 import psycopg
 import pytest
@@ -105,10 +108,49 @@ def test_a_watch_goes_on_while_no_service_answers(run_alone: Run, monkeypatch: p
             # Ctrl-C.
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.cli.watch.time.sleep", wait)
+    monkeypatch.setattr("app.cli.waiting.time", SimpleNamespace(sleep=wait))
     shown = run_alone("watch")
     assert shown.code == 0
-    assert shown.err.count("No Halfnote answers") == 2
+    assert shown.err.count("No Halfnote answers") == 1
+    assert shown.err.endswith("Calling again every 2 s.\n")
+
+
+class BusyHandler(BaseHTTPRequestHandler):
+    """Answers with a problem and the next `Retry-After`, and when none is left that the key is wrong."""
+
+    status = 503
+    afters: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        status = self.status if self.afters else 401
+        problem = {"type": "/problems/busy", "title": "Busy", "status": status, "detail": "Ask later."}
+        self.send_response(status)
+        self.send_header("content-type", "application/problem+json")
+        if self.afters:
+            self.send_header("retry-after", self.afters.pop(0))
+        self.end_headers()
+        self.wfile.write(json.dumps(problem).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_watch_waits_for_a_service_that_is_busy(run: Run, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """As `consume` does. `Retry-After` is followed, up to a minute."""
+    waits: list[float] = []
+    monkeypatch.setattr("app.cli.waiting.time", SimpleNamespace(sleep=waits.append))
+    handler = type("Handler", (BusyHandler,), {"status": status, "afters": ["", "30", "7200"]})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            shown = run("watch", "--url", f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+    assert waits == [2, 30, 60]
+    assert shown.code == 1
+    assert shown.err.splitlines()[0] == f"Busy ({status}) Calling again every 2 s."
+    assert "(401)" in shown.err
 
 
 def test_a_message_with_its_body_and_deliveries(run: Run, group: str, committed: str) -> None:

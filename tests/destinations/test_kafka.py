@@ -176,7 +176,7 @@ async def test_a_record_too_large_for_the_topic_is_refused_and_the_others_keep_t
     assert [number for number in found if number >= 100] == list(range(100, 120))
 
 
-async def test_only_records_without_a_key_fail_on_a_compacted_topic_and_the_others_keep_their_order() -> None:
+async def test_only_records_without_a_key_are_refused_by_a_compacted_topic_and_the_others_keep_their_order() -> None:
     """The broker refuses a batch as a whole, and one batch has records of several calls."""
     server, topic = brokers.kafka(), f"compacted-{uuid4()}"
     await create(server, topic, **{"cleanup.policy": "compact"})
@@ -190,10 +190,10 @@ async def test_only_records_without_a_key_fail_on_a_compacted_topic_and_the_othe
         outcomes = [outcome for call in calls for outcome in call]
         [later] = await kafka.deliver([delivery(topic=topic, offset=200)], NOW)
     for number in keyless:
-        failed = outcomes[number]
-        assert isinstance(failed, Failed)
-        assert "the topic refuses the record; a compacted topic needs a key" in failed.error
-        assert not failed.unreachable
+        refused = outcomes[number]
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.asked) == ("bad_message", True)
+        assert "the topic refuses the record; a compacted topic needs a key" in refused.error
     assert {type(outcome) for number, outcome in enumerate(outcomes) if number not in keyless} == {Delivered}
     assert isinstance(later, Delivered)
     found = offsets(await records(server, topic))
@@ -228,7 +228,7 @@ async def test_a_call_of_records_that_the_topic_refuses_ends_with_their_error() 
     await create(server, topic, **{"cleanup.policy": "compact"})
     async with destination(server) as kafka:
         outcomes = await kafka.deliver([delivery(topic=topic, key=None) for _ in range(BATCH_MAX)], NOW)
-    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Failed)}
+    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Refused)}
     assert len(outcomes) == BATCH_MAX
     assert errors == {"InvalidRecordError: the topic refuses the record; a compacted topic needs a key"}
 

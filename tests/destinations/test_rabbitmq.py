@@ -12,10 +12,12 @@ from uuid import uuid4
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.frame import marshal
+from pamqp.header import ContentHeader
 
-from app.delivery import Delivered, Failed, Refused
+from app.delivery import Delivered, Delivery, Failed, Refused
 from app.destinations.base import Destination
-from app.destinations.rabbitmq import BATCH_MAX, of
+from app.destinations.rabbitmq import BATCH_MAX, message_of, of
 from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
@@ -60,6 +62,11 @@ async def first_messages(channel: AbstractChannel, queue: str, count: int) -> li
     """Return the first messages of a queue; they were confirmed, so they are in it."""
     found = await channel.get_queue(queue)
     return [await found.get(no_ack=True, timeout=20) for _ in range(count)]
+
+
+def header_frame_bytes(sent: Delivery) -> int:
+    """Return the size of the frame of a message's properties and headers."""
+    return len(marshal(ContentHeader(body_size=0, properties=message_of(sent).properties), 1))
 
 
 @pytest.fixture
@@ -211,6 +218,59 @@ async def test_a_routing_key_too_long_for_amqp_is_refused_alone(name: str) -> No
     assert "a routing key of 256 bytes; AMQP takes at most 255" in refused.error
     assert isinstance(delivered, Delivered)
     assert isinstance(unknown, Failed)
+
+
+async def test_headers_above_the_frame_limit_are_refused_alone(name: str) -> None:
+    server = brokers.rabbitmq()
+    most = 131_072
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        async with destination(f"amqp://127.0.0.1:{proxy.port}") as rabbit:
+            small = delivery(topic=name)
+            fits = most - header_frame_bytes(delivery(topic=name, headers={"a": ""}))
+            sizes = (0, fits + 1, fits, 200_000, 0)
+            outcomes = await rabbit.deliver(
+                [delivery(topic=name, headers={"a": "x" * size}) if size else small for size in sizes], NOW
+            )
+            assert proxy.connections == 1
+        messages = await first_messages(channel, name, 3)
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Refused, Delivered, Refused, Delivered]
+    for refused, size in ((outcomes[1], most + 1), (outcomes[3], most - fits + 200_000)):
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.asked) == ("bad_message", False)
+        assert (
+            refused.error
+            == f"properties and headers of {size:,} bytes; this RabbitMQ takes at most 131,072 (frame_max)"
+        )
+    assert max(len(str(message.headers.get("halfnote-h-a", ""))) for message in messages) == fits
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"content_type": "text/" + "x" * 251}, "a content type of 256 bytes; AMQP takes at most 255"),
+        ({"message_id": "ö" * 128}, "a message id of 256 bytes; AMQP takes at most 255"),
+        (
+            {"headers": {"n" * 118: "1"}},
+            f"the name of the header halfnote-h-{'n' * 118} has 129 bytes; AMQP takes at most 128",
+        ),
+    ],
+    ids=["content type", "message id", "header name"],
+)
+async def test_text_too_long_for_amqp_is_refused_alone(name: str, fields: dict[str, Any], error: str) -> None:
+    server = brokers.rabbitmq()
+    longest = {"content_type": "text/" + "x" * 250, "message_id": "i" * 255, "headers": {"n" * 117: "1"}}
+    async with channel_of(server) as channel, destination(server.url) as rabbit:
+        await channel.declare_queue(name)
+        refused, delivered = await rabbit.deliver(
+            [delivery(topic=name, **fields), delivery(topic=name, **longest)], NOW
+        )
+        [message] = await first_messages(channel, name, 1)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.asked, refused.error) == ("bad_message", False, error)
+    assert isinstance(delivered, Delivered)
+    assert (message.content_type, message.message_id) == (longest["content_type"], longest["message_id"])
+    assert message.headers["halfnote-h-" + "n" * 117] == "1"
 
 
 async def test_a_topic_too_long_for_a_property_is_in_the_headers(name: str) -> None:

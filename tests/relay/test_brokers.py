@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import aio_pika
 import httpx
@@ -158,6 +159,37 @@ async def _until(relay: Relay, runtime: Runtime, db: Connection, query: str) -> 
             for _ in range(20):
                 await relay.step(runtime, runtime.clock.now())
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("topics", "filters", "sent"),
+    [
+        (["order"], None, "order."),
+        (["invoice*", "order"], {"tags": ["new", "old"]}, "order.new"),
+        (["order*"], None, "halfnote.test."),
+    ],
+    ids=["a topic", "a topic and tags", "a pattern"],
+)
+async def test_a_test_message_goes_where_the_messages_go(
+    client: httpx.AsyncClient, topics: list[str], filters: dict[str, Any] | None, sent: str
+) -> None:
+    server = brokers.rabbitmq()
+    subscription = {
+        "topics": topics,
+        "filters": filters,
+        "destination": {**destination(server), "exchange": f"test-{uuid4()}", "routing_key": "{topic}.{tag}"},
+    }
+    answer = await client.put("/subscriptions/mailer", json=subscription)
+    assert answer.status_code == 201, answer.text
+    async with await aio_pika.connect(server.url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(subscription["destination"]["exchange"], auto_delete=True)
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(exchange, sent)
+        outcome = (await client.post("/subscriptions/mailer/test")).json()
+        assert (outcome["outcome"], outcome["error"]) == ("delivered", None)
+        message = await queue.get(no_ack=True, timeout=20)
+    assert (message.type, message.headers["cloudEvents_type"]) == ("halfnote.test", "halfnote.test")
 
 
 async def test_a_message_that_a_broker_can_never_accept_is_dead_at_once(

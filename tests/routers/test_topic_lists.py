@@ -1,6 +1,7 @@
 """`GET /topics`: the subscriptions of each topic, by the one rule of topic patterns."""
 
 import httpx
+import pytest
 
 from app.database.connection import Connection
 from app.topic_patterns import TopicPatterns
@@ -40,3 +41,12 @@ async def test_a_topic_has_the_subscriptions_that_take_it(client: httpx.AsyncCli
     }
     assert found["halfnote.test"] == ["all-halfnote"]
     assert found["order"] == ["all", "both", "one"]
+
+
+@pytest.mark.parametrize("path", ["/topics", "/subscriptions", "/transactions", "/dead-letters", "/audit", "/api-keys"])
+async def test_a_limit_is_written_in_digits(client: httpx.AsyncClient, path: str) -> None:
+    for text in ("10", "10.0"):
+        assert (await client.get(path, params={"limit": text})).status_code == 200
+    for text in ("1_0", "+10", " 10", "10\n", "\u0661\u0660"):
+        refused = await client.get(path, params={"limit": text})
+        assert (refused.status_code, refused.json()["field"]) == (422, "limit")
