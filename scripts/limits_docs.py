@@ -225,6 +225,10 @@ PROCESSES = (
     Limit("app.runtime.loop_lateness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
     Limit(
+        "app.lifecycle.database.LONGEST_RETRY_S",
+        "the longest wait between two restarts of the embedded Postgres that cannot start, in seconds",
+    ),
+    Limit(
         "app.loops.live_settings.EVERY_S",
         "seconds between two looks at API keys and declared topics, also after an error",
     ),
