@@ -81,7 +81,9 @@ def orderly_end() -> Iterator[None]:
         for one in handled:
             # A second signal must not interrupt the orderly end.
             signal.signal(one, ignore)
-        signal.raise_signal(signal.SIGINT)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        # asyncio's own cancels the main task. A shell starts background programs with SIGINT ignored.
+        (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
 
     ending = [signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
     # Below `nohup` a program outlives its terminal.

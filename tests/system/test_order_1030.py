@@ -115,23 +115,28 @@ def test_a_column_is_flawless_only_without_any_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "begun", "sent"),
+    ("program", "begun", "sent", "trapped"),
     [
-        ("examples.order_1030", "halfnote-compare-*/services/postgres/cluster", "SIGHUP"),
-        ("examples.order_1030", "halfnote-compare-*/*.points.log", "SIGTERM"),
-        ("demo", "halfnote-demo-*/halfnote/postgres/cluster", "SIGTERM"),
+        ("examples.order_1030", "halfnote-compare-*/services/postgres/cluster", "SIGHUP", ""),
+        ("examples.order_1030", "halfnote-compare-*/*.points.log", "SIGTERM", ""),
+        # As a shell starts a program in the background.
+        ("examples.order_1030", "halfnote-compare-*/*.points.log", "SIGTERM", 'trap "" INT;'),
+        ("demo", "halfnote-demo-*/halfnote/postgres/cluster", "SIGTERM", 'trap "" INT;'),
     ],
 )
-def test_a_signal_ends_every_process_and_deletes_the_files(data_dir: Path, program: str, begun: str, sent: str) -> None:
+def test_a_signal_ends_every_process_and_deletes_the_files(
+    data_dir: Path, program: str, begun: str, sent: str, trapped: str
+) -> None:
     temporary = data_dir.parent / "temporary"
     temporary.mkdir(mode=0o755)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
     marked = {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "sdk"), "HALFNOTE_PORT": str(free_port())}
-    with subprocess.Popen([sys.executable, "-m", program], cwd=ROOT, env=inherited | marked) as running:
+    command = ["sh", "-c", f'{trapped} exec "$0" "$@"', sys.executable, "-m", program]
+    with subprocess.Popen(command, cwd=ROOT, env=inherited | marked) as running:
         try:
             wait_until(lambda: running.poll() is not None or [*temporary.glob(begun)])
             running.send_signal(signal.Signals[sent])
-            assert running.wait(60) == 128 + signal.SIGTERM
+            assert running.wait(120) == 128 + signal.SIGTERM
             wait_until(lambda: not processes_of(temporary))
             assert [*temporary.iterdir()] == []
         finally:
