@@ -156,7 +156,7 @@ def processes_of(temporary: Path) -> list[psutil.Process]:
 
 
 def wait_until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.05)
