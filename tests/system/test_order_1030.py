@@ -114,6 +114,7 @@ def test_a_column_is_flawless_only_without_any_fault() -> None:
     assert not Column(outcome, Slowness(lost, 1.0, 0), outcome, 0).flawless
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "begun", "sent", "trapped"),
     [
