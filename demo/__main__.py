@@ -17,6 +17,7 @@ from demo.processes import (
     free_port,
     halfnote_url,
     new_secret,
+    orderly_end,
     own_halfnote,
     own_host,
     running,
@@ -26,13 +27,11 @@ from demo.processes import (
 def main() -> int:
     """Run the orders; return the exit code."""
     try:
-        with halfnote() as url, tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
+        with orderly_end(), halfnote() as url, tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
             play_at(url, Path(directory))
     except (StepFailed, httpx.HTTPError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

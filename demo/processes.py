@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from urllib.parse import urlsplit
 
 import httpx
@@ -63,6 +64,39 @@ def answers(url: str) -> bool:
         return answer.is_success and "version" in answer.json()
     except (httpx.HTTPError, ValueError):
         return False
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Interrupt the block at SIGTERM and at a closed terminal as at Ctrl-C, so that it ends what it has started.
+
+    Raises SystemExit after the block's end: 130 for Ctrl-C, 143 for the others.
+    """
+    # Not SIG_IGN: processes that are started later would inherit it.
+    status, ignore = 128 + signal.SIGINT, lambda number, frame: None
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal status
+        status = 128 + signal.SIGTERM
+        for one in handled:
+            # A second signal must not interrupt the orderly end.
+            signal.signal(one, ignore)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        # asyncio's own cancels the main task. A shell starts background programs with SIGINT ignored.
+        (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    ending = [signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
+    # Below `nohup` a program outlives its terminal.
+    handled = {one: signal.getsignal(one) for one in ending if signal.getsignal(one) is not signal.SIG_IGN}
+    for one in handled:
+        signal.signal(one, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(status)
+    finally:
+        for one, before in handled.items():
+            signal.signal(one, before)
 
 
 @contextmanager

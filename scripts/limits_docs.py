@@ -235,6 +235,17 @@ PROCESSES = (
     Limit("app.runtime.readiness.ANSWER_WITHIN_S", "seconds that `/readyz` gives the database"),
     Limit("app.runtime.loop_lateness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
+    Limit(
+        "app.lifecycle.database.LONGEST_RETRY_S",
+        "the longest wait between two restarts of the embedded Postgres that cannot start, in seconds",
+    ),
+    Limit(
+        "app.loops.live_settings.EVERY_S",
+        "seconds between two looks at API keys and declared topics, also after an error",
+    ),
+    Limit(
+        "app.loops.accept_switch.EVERY_S", "seconds between two looks at the switch of `/accept`, also after an error"
+    ),
     Limit("app.clock.SKEW_SAID_S", "seconds of difference between the clocks above which a process logs it"),
     Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept at least"),
     Limit("app.store.subscriptions.dead_letters.COUNTED_MOST", "dead letters that a dry run counts"),

@@ -38,9 +38,11 @@ IDLE_IN_TRANSACTION = "idle_in_transaction_session_timeout"
 SILENT_IN_TRANSACTION_S = 10
 
 # Not among the settings that a connection begins with: a pooler refuses those that it does not know.
+# In a stricter level, which a database or a role may have, a statement fails instead of waiting for another's change.
 SESSION = f"""
 select current_setting('synchronous_commit') as commits, a.pid, a.backend_start as began_at
 from set_config('jit', 'off', false),
+  set_config('default_transaction_isolation', 'read committed', false) as isolation,
   {", ".join(f"set_config('{name}', '{value}', false) as {name}" for name, value in ON_THE_SERVER.items())},
   set_config('{IDLE_IN_TRANSACTION}', coalesce($1, current_setting('{IDLE_IN_TRANSACTION}')), false) as silent
   left join pg_stat_activity a on a.pid = pg_backend_pid()
@@ -101,7 +103,9 @@ async def connect(
     answer_within_s: float | None = None,
     silent_in_transaction_s: float | None = None,
 ) -> Connection:
-    """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
+    """Open one connection in UTC and read committed, with `synchronous_commit` at least `on`.
+
+    JIT is off, because hot statements are short.
 
     `dsn`: a URL, or `file:` and the path of a file that contains it now.
     `timeout_s`: for one host, from the first packet to the last statement that prepares the session.

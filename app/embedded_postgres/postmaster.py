@@ -9,6 +9,7 @@ import psutil
 
 from app.embedded_postgres.binaries import Installation, clean_environment
 from app.embedded_postgres.errors import EmbeddedPostgresError
+from app.embedded_postgres.full_disk import find_full_disk
 from app.embedded_postgres.initdb import last_lines
 from app.embedded_postgres.paths import ServerPaths
 from app.embedded_postgres.shutdown import has_ended, kill_server
@@ -78,10 +79,7 @@ def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: flo
         if noted is not None and noted.pid == postmaster.pid and noted.status == "ready":
             return
         if has_ended(postmaster):
-            raise ServerEndedError(
-                f"Postgres ended while it was starting in {paths.home}. The end of its log in {paths.log} says "
-                f"what to repair:\n{_log_end(paths)}"
-            )
+            raise ServerEndedError(_why_ended(paths))
         size = _log_size(paths)
         if size != log_size:
             grown_at, log_size = time.monotonic(), size
@@ -91,6 +89,20 @@ def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: flo
                 f"at its log in {paths.log}, then start again:\n{_log_end(paths)}"
             )
         time.sleep(_POLL_S)
+
+
+def _why_ended(paths: ServerPaths) -> str:
+    log_end = _log_end(paths)
+    disk = find_full_disk(paths.pgdata, log_end)
+    if disk is not None:
+        return (
+            f"The disk {disk.mount} is full ({disk.free_bytes / 2**20:.0f} MB are free), so Postgres cannot start in "
+            f"{paths.home}. Enlarge the disk, or delete what is not Postgres's; never delete files of {paths.pgdata}."
+        )
+    return (
+        f"Postgres ended while it was starting in {paths.home}. The end of its log in {paths.log} says what to "
+        f"repair:\n{log_end}"
+    )
 
 
 def _startup_log(paths: ServerPaths) -> Path:

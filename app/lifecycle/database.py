@@ -5,7 +5,9 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import structlog
@@ -26,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 WATCH_EVERY_S = 1.0
+# The wait after a restart of the embedded server, if it failed or the server died again; it doubles.
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.5, 30.0
 # `halfnote serve`, which starts the embedded server, tells its processes in it where the cluster is.
 HOME_VARIABLE = "HALFNOTE_EMBEDDED_POSTGRES_HOME"
 
@@ -70,7 +74,7 @@ async def prepared_database(settings: Settings) -> AsyncIterator[PreparedDatabas
         return
     server = await _embedded(settings.data_dir)
     stopping = asyncio.Event()
-    watcher = asyncio.create_task(_watch(server, stopping))
+    watcher = asyncio.create_task(watch(server, stopping))
     try:
         revision = await migrate_embedded(server.url, settings)
         if revision != head():
@@ -193,15 +197,30 @@ async def _embedded(data_dir: Path) -> EmbeddedPostgres:
         raise
 
 
-async def _watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
-    """Restart the embedded server after it died. The commit lanes and the pool reconnect by themselves."""
-    while not stopping.is_set():
+async def watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
+    """Restart the embedded server after it died. The commit lanes and the pool reconnect by themselves.
+
+    A server that cannot start, as on a full disk, or that dies again soon, is restarted ever more rarely.
+    """
+    tried_at, retry_s, died = -inf, 0.0, False
+    while True:
         await wait(WATCH_EVERY_S, stopping, None)
-        if stopping.is_set() or server.alive():
+        if stopping.is_set():
+            return
+        if server.alive():
+            if monotonic() - tried_at > LONGEST_RETRY_S:
+                retry_s = 0.0
             continue
-        log.warning("embedded_postgres_died")
+        if not died:
+            died = True
+            log.warning("embedded_postgres_died")
+        if monotonic() - tried_at < retry_s:
+            continue
+        retry_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, 2 * retry_s))
         try:
             await asyncio.to_thread(server.restart)
+            died = False
             log.info("embedded_postgres_restarted")
         except Exception as error:
-            log.error("embedded_postgres_not_restarted", error=str(error))
+            log.error("embedded_postgres_not_restarted", error=str(error), retry_s=retry_s)
+        tried_at = monotonic()

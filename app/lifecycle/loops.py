@@ -44,8 +44,13 @@ def all_loops(runtime: Runtime) -> list[Loop]:
     """Return the loops of a process: those that every process runs, and the worker's, which `--role api` leaves out."""
     counter = ActivityCounter(runtime.metrics)
     following = [
-        Loop("accept", accept_switch.step, accept_switch.EVERY_S),
-        Loop("live_settings", LiveSettingsReader().step, live_settings.EVERY_S),
+        Loop("accept", accept_switch.step, accept_switch.EVERY_S, longest_backoff_s=accept_switch.EVERY_S),
+        Loop(
+            "live_settings",
+            LiveSettingsReader().step,
+            live_settings.EVERY_S,
+            longest_backoff_s=live_settings.EVERY_S,
+        ),
         Loop("clock", clock_offset.step, clock_offset.EVERY_S),
         Loop("connections", overdue_connections.step, overdue_connections.EVERY_S),
         Loop("usage", ProcessUsage().step, process_usage.EVERY_S),

@@ -44,7 +44,8 @@ class Loop:
     `wake` ends the wait early, but steps begin an interval apart, except that after a rest up to `burst` steps may
     follow each other at once. The interval is twice the time that the step took, so that a loop rests half of its time,
     within the bounds of `intervals_s`. A step that follows a result with `more` is not counted. `drain` is awaited once
-    after the last step: it settles what is in flight and releases leases.
+    after the last step: it settles what is in flight and releases leases. `longest_backoff_s` bounds the wait after a
+    failed step.
     """
 
     name: str
@@ -54,13 +55,14 @@ class Loop:
     drain: Callable[[Runtime], Awaitable[None]] | None = None
     intervals_s: tuple[float, float] = (0.0, 0.0)
     burst: int = 1
+    longest_backoff_s: float = LONGEST_BACKOFF_S
 
 
 async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
     """Take steps until `stopping` is set; the current step is finished first."""
     # A first step that never ends counts as late, like any other.
     runtime.heartbeats[loop.name], runtime.every_s[loop.name] = monotonic(), loop.every_s
-    backoff_s = 0.0
+    backoff_s, log_due = 0.0, 0.0
     # When the steps so far would have ended, each with its interval (the generic cell rate algorithm, ITU-T I.371).
     used_until = monotonic()
     while not stopping.is_set():
@@ -71,10 +73,14 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
             result = await loop.step(runtime, runtime.clock.now())
         except Exception as error:
             backoff_s = min(LONGEST_BACKOFF_S, max(0.2, backoff_s * 2))
-            log.warning("loop_failed", loop=loop.name, error=str(error), kind=type(error).__name__, retry_s=backoff_s)
-            await wait(backoff_s, stopping, None)
+            retry_s = min(backoff_s, loop.longest_backoff_s)
+            # A loop that tries often during a long outage logs no more often than the others.
+            if monotonic() >= log_due:
+                log_due = monotonic() + backoff_s
+                log.warning("loop_failed", loop=loop.name, error=str(error), kind=type(error).__name__, retry_s=retry_s)
+            await wait(retry_s, stopping, None)
             continue
-        backoff_s = 0.0
+        backoff_s, log_due = 0.0, 0.0
         runtime.heartbeats[loop.name] = ended = monotonic()
         interval_s = min(max(loop.intervals_s[0], REST_TIMES * (ended - began)), loop.intervals_s[1])
         if not result.more:

@@ -20,7 +20,7 @@ import structlog
 from rich.console import Console
 
 from app.embedded_postgres import EmbeddedPostgres
-from demo.processes import StepFailed, own_halfnote
+from demo.processes import StepFailed, orderly_end, own_halfnote
 from examples.order_1030.acts import Outcome, crashes
 from examples.order_1030.bank import CAPITAL
 from examples.order_1030.counting import read_sum
@@ -45,13 +45,11 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     preload()
     try:
-        with servers() as found:
+        with orderly_end(), servers() as found:
             columns = asyncio.run(compare(found, given.orders, given.transfers, given.slow_s))
     except (StepFailed, TimeoutError, httpx.HTTPError) as error:
         print(f"\nThe comparison failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     console.print(table_of(columns, given.orders, given.transfers, given.slow_s))
     console.print(LEGEND)
     if given.json is not None:

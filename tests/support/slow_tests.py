@@ -34,6 +34,7 @@ FILES = (
     "system/test_failover.py",
     "system/test_logical_replication.py",
     "system/test_model.py",
+    "system/test_own_postgres.py",
     "system/test_poolers.py",
     "system/test_pull_model.py",
     "system/test_restore_point.py",
@@ -48,6 +49,8 @@ FILES = (
     "console/test_oidc_browser.py",
     # A service's day, and the proof of it.
     "console/test_proof_pages.py",
+    # A server that is restarted ever more rarely.
+    "lifecycle/test_full_disk.py",
     # A service that starts several times, or gives the whole OpenAPI document.
     "lifecycle/test_missing_key_file.py",
     "server/test_documented_answers.py",

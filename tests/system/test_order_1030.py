@@ -2,12 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -18,7 +23,7 @@ from examples.order_1030.slow_act import Slowness
 from examples.order_1030.stories import SHOP
 from examples.order_1030.table import LEGEND, Column, table_of
 from examples.order_1030.ways import HALFNOTE, WAYS
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, free_port
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CLEAN = Counts(saved=100, announced=100, lost=0, invented=0, twice=0, early=0, by_hand=0)
@@ -107,6 +112,55 @@ def test_a_column_is_flawless_only_without_any_fault() -> None:
     assert not Column(Outcome(CLEAN, 25, 20, 5, 1), Slowness(CLEAN, 1.0, 0), outcome, 0).flawless
     lost = Counts(**{**vars(CLEAN), "lost": 1})
     assert not Column(outcome, Slowness(lost, 1.0, 0), outcome, 0).flawless
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "begun", "sent", "trapped"),
+    [
+        ("examples.order_1030", "halfnote-compare-*/services/postgres/cluster", "SIGHUP", ""),
+        ("examples.order_1030", "halfnote-compare-*/*.points.log", "SIGTERM", ""),
+        # As a shell starts a program in the background.
+        ("examples.order_1030", "halfnote-compare-*/*.points.log", "SIGTERM", 'trap "" INT;'),
+        ("demo", "halfnote-demo-*/halfnote/postgres/cluster", "SIGTERM", 'trap "" INT;'),
+    ],
+)
+def test_a_signal_ends_every_process_and_deletes_the_files(
+    data_dir: Path, program: str, begun: str, sent: str, trapped: str
+) -> None:
+    temporary = data_dir.parent / "temporary"
+    temporary.mkdir(mode=0o755)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    marked = {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT / "sdk"), "HALFNOTE_PORT": str(free_port())}
+    command = ["sh", "-c", f'{trapped} exec "$0" "$@"', sys.executable, "-m", program]
+    with subprocess.Popen(command, cwd=ROOT, env=inherited | marked) as running:
+        try:
+            wait_until(lambda: running.poll() is not None or [*temporary.glob(begun)])
+            running.send_signal(signal.Signals[sent])
+            assert running.wait(120) == 128 + signal.SIGTERM
+            wait_until(lambda: not processes_of(temporary))
+            assert [*temporary.iterdir()] == []
+        finally:
+            for process in processes_of(temporary):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def processes_of(temporary: Path) -> list[psutil.Process]:
+    """Return the processes that a test's program started, by the directory in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(temporary):
+                found.append(process)
+    return found
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 240
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
