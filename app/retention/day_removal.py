@@ -14,7 +14,7 @@ import structlog
 
 from app.database.connection import Connection
 from app.migrate import LOCK_TIMEOUT_MS
-from app.retention import archive_check, day_holders
+from app.retention import archive_check, day_holders, day_reading
 from app.retention.day_closing import EVERY_SUBSCRIPTION, close_by_force, close_settled
 from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirmed
 from app.retention.heartbeat import beat
@@ -192,7 +192,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
 
     A day that contradicts itself or its archive stays.
     """
-    found = await partitions.manifest(connection, day.day)
+    found = await day_reading.manifest(connection, day.day)
     if not found.sound or (found.undecided and not forced):
         log.error("day_unsound", day=day.day.isoformat(), manifest=str(found))
         return [CONTRADICTS]
@@ -200,7 +200,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
     if causes:
         return causes
     if found.undecided:
-        named = await partitions.undecided_ids(connection, day.day, NAMED_AT_MOST)
+        named = await day_reading.undecided_ids(connection, day.day, NAMED_AT_MOST)
         log.error("day_left_undecided", day=day.day.isoformat(), transactions=found.undecided, some=named)
     try:
         async with connection.transaction():

@@ -9,6 +9,7 @@ import structlog
 from app.config import Settings
 from app.database.connection import Connection
 from app.migrate import ensure_days
+from app.retention import day_reading
 from app.retention.day_removal import remove_day
 from app.retention.heartbeat import beat, beating
 from app.runtime.loop_runner import StepResult
@@ -97,9 +98,9 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
 
 async def _is_decided(connection: Connection, day: Day) -> bool:
     # Most often a swept one is undecided, and the rest of the day is not read.
-    if (await day_blockers.undecided(connection, day)).count:
+    if (await day_reading.undecided(connection, day)).count:
         return False
-    return not (await day_blockers.undecided(connection, day, whole=True)).count
+    return not (await day_reading.undecided(connection, day, whole=True)).count
 
 
 async def _written_later(connection: Connection, settings: Settings) -> timedelta:

@@ -16,7 +16,7 @@ from app.config import Settings
 from app.database.connection import Connection, connect
 from app.ids import uuid7
 from app.loops import gauges
-from app.retention import day_holders
+from app.retention import day_holders, day_reading
 from app.retention import loop as retention_loop
 from app.retention.loop import RESOLVED_AFTER
 from app.runtime.loop_runner import StepResult
@@ -404,7 +404,7 @@ async def test_a_day_that_takes_too_long_to_count_keeps_no_other_day(
     runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = datetime.now(UTC).date() + timedelta(days=1)
-    counted = day_blockers.undecided
+    counted = day_reading.undecided
 
     async def undecided(connection: Connection, day: days.Day, *, whole: bool = False) -> day_blockers.DayUndecided:
         if whole and day.day == slow:
@@ -413,7 +413,7 @@ async def test_a_day_that_takes_too_long_to_count_keeps_no_other_day(
                 await connection.execute("select pg_sleep(60)")
         return await counted(connection, day, whole=whole)
 
-    monkeypatch.setattr(day_blockers, "undecided", undecided)
+    monkeypatch.setattr(day_reading, "undecided", undecided)
     with capture_logs() as lines:
         await retention_loop.mark_decided(
             runtime, db, retention_loop.ended(await day_row(db, slow)) + timedelta(days=2)
