@@ -10,8 +10,8 @@ from app.database.connection import Connection
 # The most rows of a table in a range of ids, but for those of its last transaction. A hundred times as many are read
 # within upkeep's `statement_timeout`.
 ROWS_AT_ONCE = 100_000
-# The most pages of a table that one statement reads: 64 MiB.
-PAGES_AT_ONCE = 8_192
+# The most pages of a table that one statement reads: 16 MiB.
+PAGES_AT_ONCE = 2_048
 LOWEST, HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
 
 # The id of the $3rd row of each table from $1 to $2. Index-only, by the primary key, whose first column it is. The
