@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 # The waits after the first failure and the next ones, in turns of upkeep; the last one is for all that follow.
 REST_TURNS = (1, 2, 4, 8, 10)
+# A day is due half a turn before its turn begins, which may be a little early.
+EARLY_TURNS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +33,5 @@ def failed(
 ) -> DayFailure:
     """Return what follows from a failure: the day rests at least as long as its last try took."""
     number = 1 if before is None else before.number + 1
-    rest = max(took, turn * REST_TURNS[min(number, len(REST_TURNS)) - 1])
+    rest = max(took, turn * (REST_TURNS[min(number, len(REST_TURNS)) - 1] - EARLY_TURNS))
     return DayFailure(number, began if before is None else before.since, began, began + took + rest, tuple(held))
