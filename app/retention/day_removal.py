@@ -8,6 +8,7 @@ together, delete the row. No step takes a lock that blocks a request.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import asyncpg
 import structlog
@@ -170,7 +171,9 @@ async def _prove(
     if causes:
         await days.reopen_day(connection, day.day, now)
         return sorted(causes)
-    while await day_dead_letters.keep_bodies(connection, day) == day_dead_letters.BODIES_AT_ONCE:
+    since: UUID | None = day.low
+    while since is not None:
+        since = await day_dead_letters.keep_bodies(connection, day, since)
         beat(runtime)
     return []
 
