@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -322,13 +323,13 @@ async def test_each_statement_reads_a_range_of_the_day(
 
 OLD_TIME = long_ago(10)
 NOW = OLD_TIME + timedelta(days=9)
-COUNT = 60_000
+COUNT = 100_000
 
 
 @pytest.fixture
 async def large(runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch) -> date:
     """A day that takes longer to read than a statement may take, and has its archive."""
-    monkeypatch.setattr(retention_loop, "SESSION", retention_loop.SESSION.replace("'10min'", "'100ms'"))
+    monkeypatch.setattr(retention_loop, "SESSION", retention_loop.SESSION.replace("'10min'", "'150ms'"))
     await go_to(runtime, db, OLD_TIME)
     await db.execute("update day set state = 'gone' where day = $1", OLD_TIME.date() - timedelta(days=1))
     await write_transactions(db, OLD_TIME, COUNT)
@@ -344,13 +345,18 @@ async def large(runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatc
 async def test_a_day_is_removed_that_takes_longer_than_a_statement_may(
     runtime: Runtime, db: Connection, large: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, 10 * COUNT, 10 * COUNT)
-    await retention_loop.step(runtime, NOW)
     # In one range it is as earlier versions read it.
-    assert (await day_of(db, large)).held == ["failed"]
-    limit(monkeypatch, 500, 8)
-    for hours in range(1, 6):
+    limit(monkeypatch, 10 * COUNT, 10 * COUNT)
+    tries = (NOW + timedelta(hours=number) for number in count())
+    for _ in range(2):
+        await retention_loop.step(runtime, next(tries))
+    # A transaction may be undecided if the day could not be counted either.
+    assert (await day_of(db, large)).held in (["failed"], ["reader"])
+    assert len(await partitions_of(db, large)) == 5
+    limit(monkeypatch, 1000, 16)
+    for _ in range(20):
         # On a busy machine even a short statement may take that long.
-        await retention_loop.step(runtime, NOW + timedelta(hours=hours))
-    assert await partitions_of(db, large) == {}
+        await retention_loop.step(runtime, next(tries))
+        if not await partitions_of(db, large):
+            break
     assert (await day_of(db, large)).state == "gone"
