@@ -222,6 +222,11 @@ PROCESSES = (
         "seconds after which a worker looks again at a claim that waits for a day that is being removed",
     ),
     Limit("app.retention.loop.ANSWER_WITHIN_S", "seconds for which upkeep waits for the answer to a statement"),
+    Limit(
+        "app.store.retention.day_ranges.ROWS_AT_ONCE",
+        "rows of a table that upkeep counts in one statement, before it removes a day",
+    ),
+    Limit("app.store.retention.day_ranges.PAGES_AT_ONCE", "pages of a table that it compares with the archive in one"),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(
         "app.server.known_heads.HEADS_MAX",

@@ -7,6 +7,7 @@ without an archive, or a process with other settings, must not drop what waits f
 import structlog
 
 from app.database.connection import Connection
+from app.retention import day_reading
 from app.runtime.state import Runtime
 from app.store.retention import archive_manifest
 from app.store.retention.days import Day
@@ -29,7 +30,7 @@ async def unarchived(
     holds = await archive_manifest.manifest(connection, day.day)
     if holds is not None:
         rows = {table: held.rows for table, held in holds.items()}
-        if not counted or rows == await archive_manifest.counts(connection, day.day):
+        if not counted or rows == await day_reading.counts(connection, day.day):
             return []
     if forced and day.held != [MISSING]:
         log.error("day_unarchived", day=day.day.isoformat(), archive=day.archive)
@@ -46,7 +47,7 @@ async def differs(runtime: Runtime, connection: Connection, day: Day) -> list[st
     holds = await archive_manifest.manifest(connection, day.day)
     if holds is None:
         return [MISSING]
-    found = await archive_manifest.holdings(connection, day.day)
+    found = await day_reading.holdings(connection, day.day)
     tables = sorted(table for table in found.keys() | holds.keys() if found.get(table) != holds.get(table))
     if not tables:
         return []

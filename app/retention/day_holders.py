@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.retention import day_reading
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers
@@ -32,9 +33,9 @@ async def undecided(connection: Connection, day: Day, written_until: datetime, *
     """
     if day.decided and not whole:
         return []
-    found = await day_blockers.undecided(connection, day, whole=whole)
+    found = await day_reading.undecided(connection, day, whole=whole)
     if not (whole or found.count or await day_blockers.writers_since_before(connection, written_until)):
-        found = await day_blockers.undecided(connection, day, whole=True)
+        found = await day_reading.undecided(connection, day, whole=True)
     causes = ["parked"] if found.parked else []
     if found.count > found.parked:
         causes.append("in_doubt")

@@ -8,13 +8,14 @@ together, delete the row. No step takes a lock that blocks a request.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import asyncpg
 import structlog
 
 from app.database.connection import Connection
 from app.migrate import LOCK_TIMEOUT_MS
-from app.retention import archive_check, day_holders
+from app.retention import archive_check, day_holders, day_reading
 from app.retention.day_closing import EVERY_SUBSCRIPTION, close_by_force, close_settled
 from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirmed
 from app.retention.heartbeat import beat
@@ -170,7 +171,9 @@ async def _prove(
     if causes:
         await days.reopen_day(connection, day.day, now)
         return sorted(causes)
-    while await day_dead_letters.keep_bodies(connection, day) == day_dead_letters.BODIES_AT_ONCE:
+    since: UUID | None = day.low
+    while since is not None:
+        since = await day_dead_letters.keep_bodies(connection, day, since)
         beat(runtime)
     return []
 
@@ -192,7 +195,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
 
     A day that contradicts itself or its archive stays.
     """
-    found = await partitions.manifest(connection, day.day)
+    found = await day_reading.manifest(connection, day.day)
     if not found.sound or (found.undecided and not forced):
         log.error("day_unsound", day=day.day.isoformat(), manifest=str(found))
         return [CONTRADICTS]
@@ -200,7 +203,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
     if causes:
         return causes
     if found.undecided:
-        named = await partitions.undecided_ids(connection, day.day, NAMED_AT_MOST)
+        named = await day_reading.undecided_ids(connection, day.day, NAMED_AT_MOST)
         log.error("day_left_undecided", day=day.day.isoformat(), transactions=found.undecided, some=named)
     try:
         async with connection.transaction():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
+from time import monotonic
 
 import asyncpg
 import structlog
@@ -9,6 +10,8 @@ import structlog
 from app.config import Settings
 from app.database.connection import Connection
 from app.migrate import ensure_days
+from app.policy.day_failures import DayFailure, failed
+from app.retention import day_reading
 from app.retention.day_removal import remove_day
 from app.retention.heartbeat import beat, beating
 from app.runtime.loop_runner import StepResult
@@ -24,6 +27,7 @@ from app.verdicts import DayState
 log = structlog.get_logger(__name__)
 
 EVERY_S = 60.0
+TURN = timedelta(seconds=EVERY_S)
 # The cause that keeps a day whose removal failed.
 FAILED = "failed"
 # A half of a day can arrive until its id is refused as too old, and be written a little later.
@@ -82,14 +86,22 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
             continue
         if await day_blockers.writers_since_before(connection, last_written):
             continue
+        failure = runtime.count_failures.get(day.day)
+        if failure is not None and failure.rests(now, ()):
+            continue
+        began = monotonic()
         try:
             decided = await _is_decided(connection, day)
         except asyncpg.PostgresError as error:
+            # Such as a damaged page. The other days are marked and leave all the same.
+            failure = failed(failure, now, timedelta(seconds=monotonic() - began), TURN, ())
+            runtime.count_failures[day.day] = failure
+            _report("day_not_counted", day, error, failure)
             if connection.is_closed():
                 raise
-            # Such as a count that took too long. The other days are marked and leave all the same.
-            log.exception("day_not_counted", day=day.day.isoformat(), error=str(error))
             decided = False
+        else:
+            runtime.count_failures.pop(day.day, None)
         beat(runtime)
         if decided:
             await days.set_decided(connection, day.day, now)
@@ -97,9 +109,9 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
 
 async def _is_decided(connection: Connection, day: Day) -> bool:
     # Most often a swept one is undecided, and the rest of the day is not read.
-    if (await day_blockers.undecided(connection, day)).count:
+    if (await day_reading.undecided(connection, day)).count:
         return False
-    return not (await day_blockers.undecided(connection, day, whole=True)).count
+    return not (await day_reading.undecided(connection, day, whole=True)).count
 
 
 async def _written_later(connection: Connection, settings: Settings) -> timedelta:
@@ -115,19 +127,28 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
     written_later = await _written_later(connection, runtime.settings)
     known = await days.days(connection)
     _forget_closed(runtime, known)
-    for day in known:
+    # Days that failed come last: a day can take long until it fails, or end the session.
+    for day in sorted(known, key=lambda one: one.day in runtime.removal_failures):
         # A removal that has begun goes on, even if the retention was raised since.
         if day.state is DayState.GONE or (day.state is DayState.OPEN and now < ended(day) + keep):
             continue
+        failure = runtime.removal_failures.get(day.day)
+        if failure is not None and failure.rests(now, day.held):
+            continue
+        began = monotonic()
         try:
             forced = now >= ended(day) + longest
             causes = await remove_day(runtime, connection, day, ended(day) + written_later, now, forced=forced)
         except asyncpg.PostgresError as error:
+            # Such as a damaged page. The other days leave all the same.
+            causes = day.held if connection.is_closed() else [FAILED]
+            failure = failed(failure, now, timedelta(seconds=monotonic() - began), TURN, causes)
+            runtime.removal_failures[day.day] = failure
+            _report("day_not_removed", day, error, failure)
             if connection.is_closed():
                 raise
-            # Such as a statement that took too long. The other days leave all the same, and this one is tried again.
-            log.exception("day_not_removed", day=day.day.isoformat(), error=str(error))
-            causes = [FAILED]
+        else:
+            runtime.removal_failures.pop(day.day, None)
         beat(runtime)
         if causes != day.held:
             await days.set_held(connection, day.day, causes)
@@ -135,6 +156,17 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
             log.warning("day_held", day=day.day.isoformat(), causes=causes)
         left += not causes
     return left
+
+
+def _report(what: str, day: Day, error: Exception, failure: DayFailure) -> None:
+    log.exception(
+        what,
+        day=day.day.isoformat(),
+        error=str(error),
+        failures=failure.number,
+        failing_since=failure.since.isoformat(),
+        retry_at=failure.retry_at.isoformat(),
+    )
 
 
 def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
@@ -146,6 +178,9 @@ def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
         del runtime.day_readers[one]
     for one in [one for one in runtime.day_looks if states.get(one, DayState.GONE) is DayState.GONE]:
         del runtime.day_looks[one]
+    for failures in (runtime.removal_failures, runtime.count_failures):
+        for one in [one for one in failures if states.get(one, DayState.GONE) is DayState.GONE]:
+            del failures[one]
 
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:

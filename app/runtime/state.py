@@ -20,6 +20,7 @@ from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
+from app.policy.day_failures import DayFailure
 from app.runtime.loop_lateness import is_late
 from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
@@ -111,6 +112,9 @@ class Runtime:
     day_readers: dict[date, DayReaders] = field(default_factory=dict)
     # For each day that waits only for its archive, or contradicts it, the last look at its rows.
     day_looks: dict[date, DayLook] = field(default_factory=dict)
+    # For each day that could not be removed, or counted to mark it as decided, the last failure.
+    removal_failures: dict[date, DayFailure] = field(default_factory=dict)
+    count_failures: dict[date, DayFailure] = field(default_factory=dict)
     # For each day that is held, up to which offset its log is settled.
     day_settled_to: dict[date, dict[SubscriptionRoute, int]] = field(default_factory=dict)
 
@@ -120,6 +124,8 @@ class Runtime:
         self.pulled.clear()
         self.day_readers.clear()
         self.day_looks.clear()
+        self.removal_failures.clear()
+        self.count_failures.clear()
 
     def show_loop_ages(self) -> None:
         """Set the gauges of the time since each loop of this process turned, and of whether it is late."""

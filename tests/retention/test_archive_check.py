@@ -12,10 +12,11 @@ from app.config import Settings
 from app.database.connection import Connection
 from app.ids import uuid7
 from app.loops import gauges
+from app.retention import day_reading
 from app.retention import loop as retention_loop
 from app.retention.loop import let_leave
 from app.runtime.state import Runtime
-from app.store.retention import archive_manifest, partitions
+from app.store.retention import partitions
 from app.store.retention.days import partition_name
 from tests.support.days import (
     ORDER,
@@ -57,7 +58,7 @@ async def old_time(runtime: Runtime, db: Connection) -> datetime:
 
 async def archive(db: Connection) -> None:
     """Write what `halfnote archive` would write of the day as it is (tests/spark/test_archive.py runs that itself)."""
-    found = await archive_manifest.holdings(db, DAY)
+    found = await day_reading.holdings(db, DAY)
     tables = {table: {name: getattr(held, name) for name in held.__slots__} for table, held in found.items()}
     await db.execute(
         "update day set archive = $2, archive_manifest = $3, archived_at = now() where day = $1",

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -16,9 +18,9 @@ from app.config import Settings
 from app.database.connection import Connection, connect
 from app.ids import uuid7
 from app.loops import gauges
-from app.retention import day_holders
+from app.retention import day_holders, day_reading
 from app.retention import loop as retention_loop
-from app.retention.loop import RESOLVED_AFTER
+from app.retention.loop import RESOLVED_AFTER, let_leave
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
@@ -140,6 +142,98 @@ async def test_a_day_whose_removal_fails_does_not_keep_the_others(
     assert (await day_row(db)).held == ["failed"]
     assert (await day_row(db, later)).state == "gone"
     assert "upkeep" in runtime.heartbeats
+
+
+async def remove_table(db: Connection) -> None:
+    """Let the removal of the day fail, as a damaged page does."""
+    await db.execute(f"alter table receipt_{DAY:%Y%m%d} rename to taken_away")
+
+
+async def put_table_back(db: Connection) -> None:
+    await db.execute(f"alter table taken_away rename to receipt_{DAY:%Y%m%d}")
+
+
+def failing(lines: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the log lines about days that could not be removed."""
+    return [line for line in lines if line["event"] == "day_not_removed"]
+
+
+async def test_a_day_whose_removal_fails_rests_longer_each_time(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    await post_transaction(client, verdict="rollback")
+    await retention_loop.mark_decided(runtime, db, NOW)
+    await remove_table(db)
+    tries, turn = [], timedelta(minutes=1)
+    for number in range(40):
+        # A turn begins a little later than the last one plus its interval.
+        now = NOW + number * (turn + timedelta(seconds=1))
+        with capture_logs() as lines:
+            await let_leave(runtime, db, now)
+        tries += [number] if failing(lines) else []
+        assert (await day_row(db)).held == ["failed"]
+    gaps = [later - before for before, later in pairwise(tries)]
+    assert gaps[:4] == [1, 2, 4, 8]
+    assert set(gaps[4:]) == {10}
+    failure = runtime.removal_failures[DAY]
+    assert (failure.number, failure.since) == (len(tries), NOW)
+    await put_table_back(db)
+    await let_leave(runtime, db, failure.retry_at - timedelta(seconds=1))
+    assert (await day_row(db)).held == ["failed"]
+    await let_leave(runtime, db, failure.retry_at)
+    assert (await day_row(db)).state == "gone"
+    assert runtime.removal_failures == {}
+
+
+async def test_a_day_that_rests_is_tried_at_once_by_another_process_or_when_a_person_asks(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
+) -> None:
+    await post_transaction(client, verdict="rollback")
+    await retention_loop.mark_decided(runtime, db, NOW)
+    await remove_table(db)
+    with capture_logs() as lines:
+        await let_leave(runtime, db, NOW)
+        await let_leave(runtime, db, NOW)
+        assert len(failing(lines)) == 1
+        await db.execute("update day set held = '{}' where day = $1", DAY)
+        await let_leave(runtime, db, NOW)
+    assert [(line["failures"], line["failing_since"]) for line in failing(lines)] == [
+        (1, NOW.isoformat()),
+        (2, NOW.isoformat()),
+    ]
+    assert datetime.fromisoformat(failing(lines)[1]["retry_at"]) >= NOW + timedelta(seconds=90)
+    await put_table_back(db)
+    async with assembled(runtime.settings, dsn) as restarted:
+        await let_leave(restarted, db, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_a_removal_that_ends_the_session_keeps_no_other_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server process that crashes at a damaged page. The next turn begins with the other days."""
+    await post_transaction(client, verdict="rollback")
+    await retention_loop.step(runtime, old_time + timedelta(days=2))
+    later = DAY + timedelta(days=1)
+    counted = day_reading.manifest
+
+    async def manifest(connection: Connection, day: date) -> partitions.Manifest:
+        if day == DAY:
+            await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        return await counted(connection, day)
+
+    monkeypatch.setattr(day_reading, "manifest", manifest)
+    with pytest.raises(asyncpg.PostgresError):
+        await retention_loop.step(runtime, NOW)
+    assert (await day_row(db, later)).state == "open"
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db, later)).state == "gone"
+    assert (await day_row(db)).state == "archiving"
+    with pytest.raises(asyncpg.PostgresError):
+        await retention_loop.step(runtime, runtime.removal_failures[DAY].retry_at)
+    monkeypatch.undo()
+    await retention_loop.step(runtime, runtime.removal_failures[DAY].retry_at)
+    assert (await day_row(db)).state == "gone"
 
 
 async def test_retention_is_counted_from_the_end_of_the_day(
@@ -404,7 +498,7 @@ async def test_a_day_that_takes_too_long_to_count_keeps_no_other_day(
     runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = datetime.now(UTC).date() + timedelta(days=1)
-    counted = day_blockers.undecided
+    counted = day_reading.undecided
 
     async def undecided(connection: Connection, day: days.Day, *, whole: bool = False) -> day_blockers.DayUndecided:
         if whole and day.day == slow:
@@ -413,8 +507,12 @@ async def test_a_day_that_takes_too_long_to_count_keeps_no_other_day(
                 await connection.execute("select pg_sleep(60)")
         return await counted(connection, day, whole=whole)
 
-    monkeypatch.setattr(day_blockers, "undecided", undecided)
+    monkeypatch.setattr(day_reading, "undecided", undecided)
     with capture_logs() as lines:
+        await retention_loop.mark_decided(
+            runtime, db, retention_loop.ended(await day_row(db, slow)) + timedelta(days=2)
+        )
+        # It rests until the next turn.
         await retention_loop.mark_decided(
             runtime, db, retention_loop.ended(await day_row(db, slow)) + timedelta(days=2)
         )

@@ -1,5 +1,6 @@
 """The plans of upkeep's statements over full days: short index ranges of the day's log, keyed reads elsewhere."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,9 +14,11 @@ from app.store.retention.day_dead_letters import (
     BURY_LOG,
     BURY_RETRIES,
     BURY_UNREPLAYED,
+    KEEP_BODIES,
     LAST_BEFORE,
     REPLAYS,
     UNBURY,
+    keep_bodies,
 )
 from app.store.retention.days import Day, days, partition_name
 from app.store.retention.index_plans import probe
@@ -322,3 +325,40 @@ async def test_the_replays_of_many_rows_are_one_descent_each(full: Connection, g
     found = await probed(full, REPLAYS[table], ["int"], [1], generic=generic)
     assert rows_of(found, table) == 2
     assert [row[0] for row in await full.fetch(REPLAYS[table], 1)] == [0, REPLAY]
+
+
+async def pages_of_step(db: Connection, since: UUID, day: Day) -> int:
+    """Copy messages into the next dead letters; return how many pages it took to find these."""
+    statement = KEEP_BODIES.replace("$1", f"'{since}'").replace("$2", f"'{day.high}'")
+    plan = json.loads(await db.fetchval(f"explain (analyze, buffers, format json) {statement}"))
+    [found] = [node for node in nodes(plan[0]["Plan"]) if node.get("Index Name") == "dead_letter_uncopied"]
+    pages: int = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+    return pages
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a plan's node and all below it."""
+    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
+
+
+async def test_a_step_that_copies_messages_into_dead_letters_does_not_pass_those_of_earlier_steps(
+    full: Connection,
+) -> None:
+    """Their entries stay in the index: here because the database transaction that copied them has not ended."""
+    day = await oldest(full)
+    for subscription_id in (1, 2, 3):
+        await write_of_many_days(full, "dead_letter", subscription_id, "reason = 'expired'", "died_at = now()")
+    async with full.transaction():
+        first = await pages_of_step(full, day.low, day)
+        since: UUID | None = day.low
+        for _ in range(10):
+            assert since is not None
+            since = await keep_bodies(full, day, since)
+        assert since is not None
+        assert await pages_of_step(full, since, day) <= first * 1.2
+        # From the beginning of the day it passes them all.
+        assert await pages_of_step(full, day.low, day) > first * 2
+        while since is not None:
+            since = await keep_bodies(full, day, since)
+    left = "select count(*) from dead_letter where body is null and transaction_id between $1 and $2"
+    assert await full.fetchval(left, day.low, day.high) == 0

@@ -5,6 +5,7 @@ because neither imports the other. A test checks that the two statements are equ
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from app.database.connection import Connection
 from app.models import DAY_TABLES, metadata
+from app.store.retention.day_ranges import IdRange
 from app.store.retention.days import partition_name
 
 # Primary key; one row.
@@ -23,6 +25,8 @@ MANIFEST = "select archive_manifest from day where day = $1 and archive is not n
 # writes.
 APART = {("half", "body")}
 HEX_DIGITS = 15
+# A table has no page with this number.
+PAGE_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,17 @@ class TableDigest:
     last_id: str | None
     digest: str
 
+    @classmethod
+    def total(cls, parts: Iterable["TableDigest"]) -> "TableDigest":
+        """Return the digest of the rows of all parts together. Each row is in one part."""
+        filled = [part for part in parts if part.rows]
+        return cls(
+            sum(part.rows for part in filled),
+            min((part.first_id for part in filled if part.first_id is not None), default=None),
+            max((part.last_id for part in filled if part.last_id is not None), default=None),
+            str(sum(int(part.digest) for part in filled)),
+        )
+
 
 async def manifest(connection: Connection, day: date) -> dict[str, TableDigest] | None:
     """Return what the day's archive holds, by table, or None if it is not archived."""
@@ -44,18 +59,26 @@ async def manifest(connection: Connection, day: date) -> dict[str, TableDigest] 
     return {table: TableDigest(*(holds[name] for name in TableDigest.__slots__)) for table, holds in tables.items()}
 
 
-async def counts(connection: Connection, day: date) -> dict[str, int]:
-    """Count the rows of the day's tables, attached or not, in one snapshot."""
-    parts = ", ".join(f"(select count(*) from {partition_name(table, day)}) as {table}" for table in DAY_TABLES)  # noqa: S608
-    row = await connection.fetchrow(f"select {parts}")
+async def counts(connection: Connection, day: date, ids: IdRange) -> dict[str, int]:
+    """Count the rows of the day's tables, attached or not, in a range of ids and in one snapshot."""
+    parts = ", ".join(
+        f"(select count(*) from {partition_name(table, day)} where transaction_id between $1 and $2) as {table}"  # noqa: S608
+        for table in DAY_TABLES
+    )
+    row = await connection.fetchrow(f"select {parts}", ids.first, ids.last)
     assert row is not None
     return dict(row)
 
 
-async def holdings(connection: Connection, day: date) -> dict[str, TableDigest]:
-    """Read all rows of the day's tables, attached or not, and return the digests. The read blocks no other session."""
-    rows = {table: await connection.fetchrow(holding_of(table, partition_name(table, day))) for table in DAY_TABLES}
-    return {table: TableDigest(**row) for table, row in rows.items() if row is not None}
+async def holding(connection: Connection, day: date, table: str, first_page: int, end_page: int | None) -> TableDigest:
+    """Return the digest of a table's rows in pages of the day, attached or not. The read blocks no other session.
+
+    From `first_page` and before `end_page`; None: to the end. A TID range scan reads the pages in their order on disk.
+    """
+    statement = f"{holding_of(table, partition_name(table, day))} where ctid >= $1 and ctid < $2"
+    row = await connection.fetchrow(statement, (first_page, 0), (PAGE_MAX if end_page is None else end_page, 0))
+    assert row is not None
+    return TableDigest(**row)
 
 
 def holding_of(table: str, relation: str) -> str:

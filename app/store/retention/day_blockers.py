@@ -5,6 +5,7 @@ from datetime import date, datetime
 from typing import TypeAlias
 
 from app.database.connection import Connection
+from app.store.retention.day_ranges import IdRange
 from app.store.retention.days import Day, partition_name
 from app.store.subscriptions.subscriptions import Route, Subscription
 from app.topic_patterns import match_sql
@@ -12,22 +13,23 @@ from app.topic_patterns import match_sql
 # The most log entries, retries or dead letters of a day that one statement reads.
 AT_ONCE = 1000
 
-# check_back by primary key range, with each row looked up in op. `unswept`: halves that no sweep has found; they take a
-# read of the whole day ($3).
-UNDECIDED = """
+# check_back by primary key range, with each row looked up in op.
+SWEPT = """
 with swept as materialized (
   select c.state, count(*) as n from check_back c
   left join lateral (select true as decided from op o where o.transaction_id = c.transaction_id offset 0) o on true
-  where c.transaction_id >= $1 and c.transaction_id < $2 and o.decided is null group by c.state
+  where c.transaction_id between $1 and $2 and o.decided is null group by c.state
 )
 select coalesce((select n from swept where state = 1), 0) as in_doubt,
-  coalesce((select n from swept where state = 2), 0) as parked,
-  case when $3 then (
-    select count(*) from half h where h.transaction_id >= $1 and h.transaction_id < $2 and h.position = 0
-      and not exists (
-        select from op o where o.transaction_id >= $1 and o.transaction_id < $2 and o.transaction_id = h.transaction_id
-      )
-  ) end as undecided
+  coalesce((select n from swept where state = 2), 0) as parked
+"""
+
+# Both by primary key range. Halves that no sweep has found count too.
+UNDECIDED = """
+select count(*) from half h where h.transaction_id between $1 and $2 and h.position = 0
+  and not exists (
+    select from op o where o.transaction_id between $1 and $2 and o.transaction_id = h.transaction_id
+  )
 """
 
 # Rows may still become visible while a database transaction is open that began before a given time. Both times come
@@ -195,11 +197,17 @@ class DayUndecided:
         return max(self.undecided or 0, self.in_doubt + self.parked)
 
 
-async def undecided(connection: Connection, day: Day, *, whole: bool = False) -> DayUndecided:
-    """Count the transactions without a verdict: those that a sweep found, or all, with a read of the whole day."""
-    row = await connection.fetchrow(UNDECIDED, day.low, day.high, whole)
+async def swept(connection: Connection, ids: IdRange) -> DayUndecided:
+    """Count the transactions without a verdict in a range of ids that a sweep found."""
+    row = await connection.fetchrow(SWEPT, ids.first, ids.last)
     assert row is not None
-    return DayUndecided(**row)
+    return DayUndecided(row["in_doubt"], row["parked"], None)
+
+
+async def undecided(connection: Connection, ids: IdRange) -> int:
+    """Count the transactions without a verdict in a range of ids."""
+    count: int = await connection.fetchval(UNDECIDED, ids.first, ids.last)
+    return count
 
 
 async def writers_since_before(connection: Connection, at: datetime) -> bool:

@@ -157,7 +157,8 @@ REPLAYS = {
 }
 
 # Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
-# by primary key, and updates by ctid, because a join would be planned as a scan of the whole table.
+# by primary key, and updates by ctid, because a join would be planned as a scan of the whole table. It begins where the
+# last one ended: the index keeps the entries of those that were copied until a vacuum.
 BODIES_AT_ONCE = 1000
 KEEP_BODIES = f"""
 with uncopied as materialized (
@@ -177,6 +178,7 @@ update dead_letter d set (producer_group, tag, headers, content_type, body, body
     select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
   )
 where d.ctid = any(array(select at from uncopied))
+returning d.transaction_id
 """  # noqa: S608 -- a constant
 
 
@@ -302,10 +304,13 @@ async def drop_confirmed(
     return RowPlace(after.replay, *row[:2]) if row is not None and row["more"] else None
 
 
-async def keep_bodies(connection: Connection, day: Day) -> int:
-    """Copy the messages of up to BODIES_AT_ONCE of the day's dead letters into them; return how many it copied."""
-    done: str = await connection.execute(KEEP_BODIES, day.low, day.high)
-    return int(done.rpartition(" ")[2])
+async def keep_bodies(connection: Connection, day: Day, since: UUID) -> UUID | None:
+    """Copy the messages of up to BODIES_AT_ONCE of the day's dead letters into them, beginning with an id.
+
+    Return the id to go on from, or None: these were the last.
+    """
+    copied = [row[0] for row in await connection.fetch(KEEP_BODIES, since, day.high)]
+    return max(copied) if len(copied) == BODIES_AT_ONCE else None
 
 
 def _buried(row: Any, first: int) -> Buried | None:
