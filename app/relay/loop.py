@@ -217,7 +217,9 @@ class Relay:
             for stream in self.streams.values():
                 stream.sender.no_retry_due()
             return
-        with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
+        with_room = [
+            (s, claimant) for s in self.streams.values() if (claimant := s.claimant(self._head, now)) is not None
+        ]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
             until, began = now + RETRY_LEASE, monotonic()
