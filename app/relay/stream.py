@@ -356,8 +356,9 @@ class Stream:
         A message behind another of its key is left out during a settle, and before one that is repeated: its dead
         letter would be recorded later than the outcome of that message, and the next one of the key could pass it.
         """
-        through = expiry.has_surplus or self._may_look_through(now)
-        unsent = self.queue.unsent(waiting=through and not self.outcomes.buffer.records_earlier)
+        # Asked first: a look that leaves them out must not put off the next one.
+        through = not self.outcomes.buffer.records_earlier and (expiry.has_surplus or self._may_look_through(now))
+        unsent = self.queue.unsent(waiting=through)
         reasons = expiry.expired(unsent, now)
         if not reasons:
             return
