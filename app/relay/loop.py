@@ -270,7 +270,7 @@ class Relay:
         """Read the bodies of messages whose turn in their key comes soon."""
         async with self._connections, runtime.database.keyed() as connection:
             found = await read_bodies(connection, messages)
-        stream.bodies_read(found)
+        stream.bodies_read(found, runtime.clock.now())
         if len(found) < len(messages):
             # Upkeep owns the others by now, and the next holder does not read them.
             self._assignments.close(stream)

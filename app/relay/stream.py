@@ -219,11 +219,14 @@ class Stream:
             self._expire_unsent(expiry, now)
         self._fill()
 
-    def bodies_read(self, messages: Sequence[Outgoing]) -> None:
-        """Take messages with the bodies that were read."""
-        if not (self.closing or self.lost):
-            self.queue.bodies_read(messages)
-            self._fill()
+    def bodies_read(self, messages: Sequence[Outgoing], now: datetime) -> None:
+        """Take messages with the bodies that were read. Meanwhile some may have waited too long."""
+        if self.closing or self.lost:
+            return
+        self.queue.bodies_read(messages)
+        if self.expiry is not None and self.expiry.may_expire(now):
+            self._expire_unsent(self.expiry, now)
+        self._fill()
 
     def accept_handed(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Take what follows the stream's position in messages that were committed just now, with offsets in sequence.
