@@ -45,7 +45,8 @@ BURST = 3
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
 # After a claim that found nothing, as many times its duration pass before the next regular one, within a limit: a claim
-# passes all rows that wait behind a failed message of their key, thousands for hours.
+# passes all rows that wait behind a failed message of their key, thousands for hours. One claim serves all streams, so
+# the retries of other subscriptions wait as well.
 CLAIM_REST_TIMES, CLAIM_REST_MOST = 20, timedelta(seconds=5)
 # A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
 # claim. A new holder of the shard frees it at once.
