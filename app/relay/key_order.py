@@ -3,16 +3,20 @@
 A key is *busy* while one of its messages is in flight; later ones of the same window wait behind it in memory. If they
 fill the memory that the window has, most of them wait without their bodies, so that messages of other keys are read. A
 key whose next message has no body in memory stays busy until the body is read. A key is
-*held* while delivery_retry has a message of it that was sent and failed, or that waits for such a message. New messages
-of a held key go to delivery_retry as well, so that the window can move on. The claim from delivery_retry checks the
-table itself, so this state only decides what may pass.
+*held* while delivery_retry has a message of it that was sent and failed, or that waits for such a message. Later
+messages of a held key go to delivery_retry as well, so that the window can move on. The claim from delivery_retry
+checks the table itself, so this state only decides what may pass.
+
+A new holder of a shard reads on from the checkpoint, and delivery_retry may have rows after the offset that it has
+reached. They hold nothing before them, and are not claimed before they are reached.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from heapq import heappop, heappush
 
 from app.relay.key_queue import KeyQueue
-from app.store.relay.log import WINDOW_BYTES, Outgoing
+from app.store.relay.log import NEWEST, WINDOW_BYTES, Outgoing
 
 # The most messages that may wait for others of their key in delivery_retry, and in memory without their bodies; beyond
 # either the window stops.
@@ -33,16 +37,29 @@ class Admission(Enum):
 class KeyOrder:
     """The keys of one stream. `stored`: key → offsets of its rows in delivery_retry that keep later ones back.
 
-    With `hold_dead`, `dead` are the keys that a dead letter stops until a person acts.
+    The log was read up to the offset `reached`. With `hold_dead`, `dead` are the keys that a dead letter stops until a
+    person acts.
 
     Invariant: at most one message of a key is in flight.
     """
 
     def __init__(
-        self, stored: Mapping[str, Iterable[int]], *, hold_dead: bool = False, dead: Iterable[str] = ()
+        self,
+        stored: Mapping[str, Iterable[int]],
+        *,
+        reached: int = NEWEST,
+        hold_dead: bool = False,
+        dead: Iterable[str] = (),
     ) -> None:
-        self._stored = {key: set(offsets) for key, offsets in stored.items()}
-        self._held = sum(map(len, self._stored.values()))
+        self._reached = reached
+        # Those of the rows that the log has reached, and how many they are.
+        self._stored: dict[str, set[int]] = {}
+        self._held = 0
+        # The others, offset → key, and a heap of their offsets. The heap may have some that are not ahead any more.
+        self._ahead: dict[int, str] = {}
+        self._ahead_offsets: list[int] = []
+        for key, offsets in stored.items():
+            self._note(key, offsets)
         self._waiting: dict[str, KeyQueue] = {}
         # Those of them that have messages without their bodies, and the keys whose next message is one.
         self._deferring: dict[str, KeyQueue] = {}
@@ -57,8 +74,12 @@ class KeyOrder:
 
     @property
     def held_full(self) -> bool:
-        """Whether the number of held messages is at the limit."""
-        return self._held >= HELD_MOST
+        """Whether the number of held messages is at the limit.
+
+        Not while rows are ahead: they can be claimed only once the log has reached them. A former holder stored them,
+        so what is left before them is no more than what it had in memory.
+        """
+        return self._held >= HELD_MOST and not self._ahead
 
     @property
     def deferred(self) -> int:
@@ -77,6 +98,7 @@ class KeyOrder:
             return Admission.GO
         queue = self._waiting.get(key)
         if message.claim is None:
+            self.reach(message.offset - 1)
             if key in self._stored or key in self.dead:
                 self._store(key, message.offset)
                 return Admission.HOLD
@@ -208,26 +230,36 @@ class KeyOrder:
         """
         for key in keys:
             self.dead.discard(key)
-            for offset in stored.get(key, ()):
-                self._store(key, offset)
+            self._note(key, stored.get(key, ()))
+
+    def reach(self, offset: int) -> None:
+        """Note that the log was read up to an offset: the rows up to there hold later messages of their keys."""
+        self._reached = max(self._reached, offset)
+        while self._ahead_offsets and self._ahead_offsets[0] <= self._reached:
+            passed = heappop(self._ahead_offsets)
+            key = self._ahead.get(passed)
+            if key is not None:
+                self._store(key, passed)
 
     def stored_offsets(self) -> set[int]:
         """Return the offsets that have a row in delivery_retry, or will have one after the next settle."""
-        return {offset for offsets in self._stored.values() for offset in offsets}
+        return self._ahead.keys() | {offset for offsets in self._stored.values() for offset in offsets}
 
     def removed(self, offsets: Collection[int]) -> None:
         """Note that upkeep removed these rows of delivery_retry, and made dead letters of them.
 
         With `hold_dead` their keys are dead until `freed`, because dead letters stop them now.
         """
+        keys = {self._ahead.pop(offset) for offset in self._ahead.keys() & offsets}
         for key in [key for key, stored in self._stored.items() if not stored.isdisjoint(offsets)]:
             for offset in self._stored[key].intersection(offsets):
                 self._unstore(key, offset)
-            if self._hold_dead:
-                self.dead.add(key)
+            keys.add(key)
+        if self._hold_dead:
+            self.dead |= keys
 
     def has_stored(self, key: str | None) -> bool:
-        """Return whether delivery_retry has more of a key."""
+        """Return whether delivery_retry has more of a key, up to the offset that the log has reached."""
         return key in self._stored
 
     def clear(self) -> list[Outgoing]:
@@ -279,12 +311,22 @@ class KeyOrder:
             self._store(key, message.offset)
         return waiting
 
+    def _note(self, key: str, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            if offset <= self._reached:
+                self._store(key, offset)
+            elif offset not in self._ahead:
+                self._ahead[offset] = key
+                heappush(self._ahead_offsets, offset)
+
     def _store(self, key: str, offset: int) -> None:
+        self._ahead.pop(offset, None)
         offsets = self._stored.setdefault(key, set())
         self._held += offset not in offsets
         offsets.add(offset)
 
     def _unstore(self, key: str, offset: int) -> None:
+        self._ahead.pop(offset, None)
         offsets = self._stored.get(key)
         if offsets is not None and offset in offsets:
             offsets.remove(offset)

@@ -45,7 +45,8 @@ BURST = 3
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
 # After a claim that found nothing, as many times its duration pass before the next regular one, within a limit: a claim
-# passes all rows that wait behind a failed message of their key, thousands for hours.
+# passes all rows that wait behind a failed message of their key, thousands for hours. One claim serves all streams, so
+# the retries of other subscriptions wait as well.
 CLAIM_REST_TIMES, CLAIM_REST_MOST = 20, timedelta(seconds=5)
 # A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
 # claim. A new holder of the shard frees it at once.
@@ -217,7 +218,9 @@ class Relay:
             for stream in self.streams.values():
                 stream.sender.no_retry_due()
             return
-        with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
+        with_room = [
+            (s, claimant) for s in self.streams.values() if (claimant := s.claimant(self._head, now)) is not None
+        ]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
             until, began = now + RETRY_LEASE, monotonic()
@@ -268,7 +271,7 @@ class Relay:
         """Read the bodies of messages whose turn in their key comes soon."""
         async with self._connections, runtime.database.keyed() as connection:
             found = await read_bodies(connection, messages)
-        stream.bodies_read(found)
+        stream.bodies_read(found, runtime.clock.now())
         if len(found) < len(messages):
             # Upkeep owns the others by now, and the next holder does not read them.
             self._assignments.close(stream)

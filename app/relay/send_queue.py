@@ -46,6 +46,11 @@ class SendQueue:
             self.ready.append(message)
         return admission is not Admission.HOLD
 
+    def reach(self, offset: int) -> None:
+        """Note that the log was read up to an offset."""
+        if self.keys is not None:
+            self.keys.reach(offset)
+
     def admit_retries(self, messages: Sequence[Outgoing]) -> None:
         """Queue messages that were claimed from delivery_retry, before all that is ready."""
         waiting = list(self.ready)
@@ -66,7 +71,7 @@ class SendQueue:
         if following is not None:
             self.ready.append(following)
             return back, False
-        return back, message.claim is not None and self.keys.has_stored(message.key)
+        return back, self.keys.has_stored(message.key)
 
     def postponed(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message is tried again later; return the others of its key, which go back with it."""

@@ -15,7 +15,7 @@ from app.relay.sender import Sender, SenderOptions
 from app.relay.stream_source import StreamContext, StreamSource
 from app.relay.window import MEMORY_TIMES, UNSETTLED_BYTES, Window
 from app.store.relay.checkpoints import StartPosition
-from app.store.relay.log import Outgoing, takes
+from app.store.relay.log import NEWEST, Outgoing, takes
 from app.store.relay.results import NOTE, Batch
 from app.store.relay.retries import Claimant
 from app.verdicts import DeadLetterReason, OnDead, Ordered
@@ -52,7 +52,8 @@ class Stream:
         self._at_once = self._limit * max(1, destination.batch_max)
         self._hold_dead = subscription.on_dead is OnDead.HOLD
         ordered = subscription.ordered is Ordered.KEY
-        self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
+        keys = KeyOrder(start.stored, reached=start.offset, hold_dead=self._hold_dead, dead=start.dead)
+        self.queue = SendQueue(keys if ordered else None)
         self.window = Window(source, start.offset, start.settled_to, self._at_once)
         # So many messages that wait for their keys keep their bodies, once the memory is full; the rest of the memory
         # is for messages of other keys.
@@ -116,11 +117,13 @@ class Stream:
         stock = self.outcomes.stock if self.breaker.open else self._at_once
         return self.window.is_behind(head) and len(self.queue.ready) < stock and self.outcomes.has_room
 
-    def claimant(self, now: datetime) -> Claimant | None:
+    def claimant(self, head: int, now: datetime) -> Claimant | None:
         """Return how many retries the stream can take: half of its slots, so that new messages have the others.
 
         With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room. In the
-        order of keys, the messages of one key use one slot.
+        order of keys, the messages of one key use one slot, and those after the stream's position are left: earlier
+        ones may be still in the log only. At the end of the log, whose last offset is `head`, none can be: retries may
+        be after it, if the log of their day is gone, or a person ended their replay before them.
         """
         if not (self._reads and self.outcomes.sends):
             return None
@@ -144,6 +147,7 @@ class Stream:
             room=room,
             ordered=self.queue.ordered,
             hold=self._hold_dead,
+            reached=self.position if self.window.is_behind(head) else NEWEST,
         )
 
     def wants_settle(self, now: datetime) -> bool:
@@ -210,15 +214,19 @@ class Stream:
                 self.outcomes.delay(message, now)
             elif not self.queue.admit(message):
                 self.outcomes.put_back([message])
+        self.queue.reach(self.position)
         if expiry is not None and expiry.may_expire(now):
             self._expire_unsent(expiry, now)
         self._fill()
 
-    def bodies_read(self, messages: Sequence[Outgoing]) -> None:
-        """Take messages with the bodies that were read."""
-        if not (self.closing or self.lost):
-            self.queue.bodies_read(messages)
-            self._fill()
+    def bodies_read(self, messages: Sequence[Outgoing], now: datetime) -> None:
+        """Take messages with the bodies that were read. Meanwhile some may have waited too long."""
+        if self.closing or self.lost:
+            return
+        self.queue.bodies_read(messages)
+        if self.expiry is not None and self.expiry.may_expire(now):
+            self._expire_unsent(self.expiry, now)
+        self._fill()
 
     def accept_handed(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Take what follows the stream's position in messages that were committed just now, with offsets in sequence.
@@ -351,8 +359,9 @@ class Stream:
         A message behind another of its key is left out during a settle, and before one that is repeated: its dead
         letter would be recorded later than the outcome of that message, and the next one of the key could pass it.
         """
-        through = expiry.has_surplus or self._may_look_through(now)
-        unsent = self.queue.unsent(waiting=through and not self.outcomes.buffer.records_earlier)
+        # Asked first: a look that leaves them out must not put off the next one.
+        through = not self.outcomes.buffer.records_earlier and (expiry.has_surplus or self._may_look_through(now))
+        unsent = self.queue.unsent(waiting=through)
         reasons = expiry.expired(unsent, now)
         if not reasons:
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -10,13 +11,15 @@ import pytest
 from aiohttp import web
 
 from app.database.connection import Connection
-from app.relay import window
+from app.relay import key_order, window
 from app.relay.loop import Relay
 from app.relay.stream import Stream
 from app.runtime.state import Runtime
+from app.store.relay.log import Outgoing, read_bodies
+from app.store.relay.results import settle
 from tests.relay.test_ordering import by_key, keyed, receipts
 from tests.support.check_responder import Call, Responder
-from tests.support.relay_stepping import publish, subscribe, turn_until
+from tests.support.relay_stepping import publish, step, subscribe, turn_until
 
 HOT, OTHERS = 200, 10
 MEMORY = 128
@@ -135,6 +138,81 @@ async def test_messages_without_bodies_expire(
         later = await fill(client, ["hot", "hot"], HOT + OTHERS)
         await turn_until(relay, runtime, lambda: len(by_key(receiver.calls)["hot"]) == 3)
     assert by_key(receiver.calls)["hot"] == [sent[0], *later]
+
+
+async def test_messages_that_expire_during_a_settle_are_found_after_it(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    held, may_answer_late = Held(), asyncio.Event()
+
+    async def answer(call: Call) -> web.Response:
+        if call.headers["ce-subject"] == "late":
+            await may_answer_late.wait()
+        return await held(call)
+
+    async with Responder(answer) as receiver:
+        stream, _ = await deferring(client, runtime, relay, receiver, expire_after_s=600)
+        await fill(client, ["late"], HOT + OTHERS)
+        await turn_until(relay, runtime, lambda: "late" in by_key(receiver.calls))
+        await turn_until(relay, runtime, lambda: not len(stream.outcomes.buffer))
+        may_answer_late.set()
+        async with asyncio.timeout(10):
+            while not stream.outcomes.buffer.has_unsettled:
+                await asyncio.sleep(0.001)
+        now = runtime.clock.now() + timedelta(seconds=601)
+        runtime.clock.fixed = now
+        batch = stream.batch(now)
+        stream.expire_unsent(now)
+        async with runtime.database.keyed() as connection:
+            assert await settle(connection, runtime.owner, [batch], now) == [True]
+        assert not stream.outcomes.buffer.has_unsettled
+        stream.recorded(batch.target, now)
+        try:
+            # The time stands still.
+            await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = $1 from dead_letter", HOT - 1))
+        finally:
+            runtime.clock.fixed = None
+            held.may_answer.set()
+
+
+async def test_a_message_that_expires_while_its_body_is_read_is_not_sent(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_order, "BODIES_OF_KEY", 1)
+    answer, next_one = Held(), 0
+
+    async def read_slowly(connection: Connection, messages: list[Outgoing]) -> list[Outgoing]:
+        nonlocal next_one
+        found = await read_bodies(connection, messages)
+        if not next_one and await stops():
+            next_one = found[0].offset
+            runtime.clock.fixed = at + timedelta(seconds=6)
+        return found
+
+    async def stops() -> bool:
+        """Wait a moment for the settle of the same turn; return whether the key waits for the body after it."""
+        keys = stream.queue.keys
+        assert keys is not None
+        for _ in range(50):
+            if keys._stopped:
+                break
+            await asyncio.sleep(0.002)
+        return bool(keys._stopped)
+
+    async with Responder(answer) as receiver:
+        stream, _ = await deferring(client, runtime, relay, receiver, expire_after_s=600)
+        at = await db.fetchval("select min(committed_at) + interval '599 s' from outbox where key = 'hot'")
+        runtime.clock.fixed = at
+        await step(relay, runtime)
+        monkeypatch.setattr("app.relay.loop.read_bodies", read_slowly)
+        answer.may_answer.set()
+        await turn_until(relay, runtime, lambda: next_one)
+        await turn_until(
+            relay, runtime, lambda: db.fetchval('select count(*) = 1 from dead_letter where "offset" = $1', next_one)
+        )
+        runtime.clock.fixed = None
+    assert next_one - 1 in by_key(receiver.calls)["hot"]
+    assert next_one not in by_key(receiver.calls)["hot"]
 
 
 async def test_a_shard_reads_on_for_a_limited_part_of_the_log(

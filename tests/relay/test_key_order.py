@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from uuid import UUID
 
 from hypothesis import settings
@@ -24,13 +25,19 @@ def message(offset: int, key: str | None, claim: int | None = None) -> Outgoing:
 class KeysModel(RuleBasedStateMachine):
     """A stream: messages are read, sent, settled, postponed, stored, claimed and sent again.
 
-    Those that wait lose their bodies and get them back.
+    Those that wait lose their bodies and get them back. Some are delayed, and the stream loses its lease: the next
+    holder reads again from before the first message that is not settled.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.keys = KeyOrder({})
-        self.offset = 0
+        # The end of the log, and how far the holder has read it.
+        self.offset = self.position = 0
+        # Delayed messages, and those of them that are not due.
+        self.delayed: set[int] = set()
+        self.early: set[int] = set()
+        self.sent: dict[str, list[int]] = {}
         self.in_flight: list[Outgoing] = []
         # The rows of delivery_retry (offset → key), and which of them are claimed.
         self.stored: dict[int, str] = {}
@@ -40,16 +47,57 @@ class KeysModel(RuleBasedStateMachine):
         self.key_of: dict[int, str] = {}
         self.asked: list[int] = []
 
-    @rule(key=st.sampled_from("ab"))
-    def read(self, key: str) -> None:
-        self.offset += 1
-        self.key_of[self.offset] = key
-        one = message(self.offset, key)
-        match self.keys.admit(one):
-            case Admission.GO:
+    def send(self, *messages: Outgoing | None) -> None:
+        for one in messages:
+            if one is not None:
                 self.in_flight.append(one)
-            case Admission.HOLD:
-                self.stored[one.offset] = key
+                self.sent.setdefault(str(one.key), []).append(one.offset)
+
+    @rule(keys=st.text("ab", min_size=1, max_size=3))
+    def reads(self, keys: str) -> None:
+        for key in keys:
+            self.read(key)
+
+    def read(self, key: str) -> None:
+        self.position += 1
+        if self.position > self.offset:
+            self.offset = self.position
+            self.key_of[self.offset] = key
+        one = message(self.position, self.key_of[self.position])
+        settled = self.removed.union(*self.done.values(), self.stored)
+        if one.offset not in settled:
+            match self.keys.admit(one):
+                case Admission.GO:
+                    self.send(one)
+                case Admission.HOLD:
+                    self.stored[one.offset] = str(one.key)
+        self.keys.reach(self.position)
+
+    @precondition(lambda self: self.position == self.offset)
+    @rule(key=st.sampled_from("ab"))
+    def reads_a_delayed_one(self, key: str) -> None:
+        self.offset = self.position = self.offset + 1
+        self.key_of[self.offset] = self.stored[self.offset] = key
+        self.delayed.add(self.offset)
+        self.early.add(self.offset)
+        self.keys.reach(self.position)
+
+    @precondition(lambda self: self.early)
+    @rule(data=st.data())
+    def is_due(self, data: st.DataObject) -> None:
+        self.early.remove(data.draw(st.sampled_from(sorted(self.early))))
+
+    @rule()
+    def loses_its_lease(self) -> None:
+        self.claimed.clear()
+        self.in_flight.clear()
+        self.asked = []
+        settled = self.removed.union(*self.done.values(), self.stored)
+        self.position = next(n for n in range(self.offset + 1) if n + 1 not in settled or n == self.offset)
+        stored: dict[str, list[int]] = {}
+        for offset in self.stored.keys() - self.early:
+            stored.setdefault(self.stored[offset], []).append(offset)
+        self.keys = KeyOrder(stored, reached=self.position)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -60,8 +108,7 @@ class KeysModel(RuleBasedStateMachine):
         self.claimed.discard(one.offset)
         following, back = self.keys.settled(one)
         assert not back
-        if following is not None:
-            self.in_flight.append(following)
+        self.send(following)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -85,14 +132,14 @@ class KeysModel(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("ab"), limit=st.integers(1, 3))
     def claim(self, key: str, limit: int) -> None:
-        """Claim as the statement does: the lowest offsets of a key, if none of the key is claimed."""
-        rows = sorted(offset for offset, stored_key in self.stored.items() if stored_key == key)
-        if rows and not self.claimed.intersection(rows):
-            for offset in rows[:limit]:
-                self.claimed.add(offset)
-                one = message(offset, key, claim=1)
-                if self.keys.admit(one) is Admission.GO:
-                    self.in_flight.append(one)
+        """Claim as the statement does: the lowest due offsets of a key that were read, up to one that is claimed."""
+        due = {offset for offset, stored_key in self.stored.items() if stored_key == key} - self.early
+        rows = sorted(offset for offset in due if offset <= self.position)
+        for offset in list(takewhile(lambda offset: offset not in self.claimed, rows))[:limit]:
+            self.claimed.add(offset)
+            one = message(offset, key, claim=1)
+            if self.keys.admit(one) is Admission.GO:
+                self.send(one)
 
     @rule(messages=st.integers(1, 4), body_bytes=st.integers(0, 20))
     def defers(self, messages: int, body_bytes: int) -> None:
@@ -107,7 +154,7 @@ class KeysModel(RuleBasedStateMachine):
     def reads_bodies(self) -> None:
         """What was asked for may have been postponed, sent or stored since."""
         read = [message(offset, self.key_of[offset]) for offset in self.asked]
-        self.in_flight += self.keys.bodies_read(read)
+        self.send(*self.keys.bodies_read(read))
         self.asked = []
 
     @rule(data=st.data())
@@ -118,13 +165,12 @@ class KeysModel(RuleBasedStateMachine):
             return
         offsets = data.draw(st.sets(st.sampled_from([one.offset for one in waiting]), min_size=1))
         next_ones, following = self.keys.remove(offsets)
-        self.in_flight += following
+        self.send(*following)
         gone = [one for one in waiting if one.offset in offsets]
         for one in sorted(gone, key=lambda one: one.offset in next_ones):
             self.removed.add(one.offset)
             if one.offset in next_ones:
-                following_one, _ = self.keys.settled(one)
-                self.in_flight += [] if following_one is None else [following_one]
+                self.send(self.keys.settled(one)[0])
             else:
                 self.keys.expired(one)
 
@@ -144,35 +190,42 @@ class KeysModel(RuleBasedStateMachine):
 
     @invariant()
     def in_order_and_nothing_lost(self) -> None:
-        for offsets in self.done.values():
-            assert offsets == sorted(offsets)
-        assert set(self.stored) - self.claimed == {
-            offset for offset in self.stored if offset not in self.claimed and self.keys.has_stored(self.stored[offset])
-        }
+        for offsets in self.sent.values():
+            in_time = [offset for offset in offsets if offset not in self.delayed]
+            assert in_time == sorted(in_time)
+        # A delayed message holds others from its first claim on.
+        holding = {offset for offset in self.stored if offset <= self.position} - self.claimed - self.delayed
+        assert all(self.keys.has_stored(self.stored[offset]) for offset in holding)
 
     def teardown(self) -> None:
         """Without failures every message is delivered, in order."""
+        self.early.clear()
+        while self.position < self.offset:
+            self.delivers_and_claims()
+            self.read("a")
         for _ in range(10 * self.offset + 10):
-            while self.in_flight:
-                one = self.in_flight.pop()
-                self.done.setdefault(str(one.key), []).append(one.offset)
-                self.stored.pop(one.offset, None)
-                self.claimed.discard(one.offset)
-                following, _ = self.keys.settled(one)
-                if following is not None:
-                    self.in_flight.append(following)
-            for key in "ab":
-                self.claim(key, 3)
-            self.asks_for_bodies(2, 0, ahead=False)
-            self.reads_bodies()
+            self.delivers_and_claims()
             if not self.in_flight:
                 break
+        self.in_order_and_nothing_lost()
         done = [offset for offsets in self.done.values() for offset in offsets]
         assert len(set(done)) == len(done)
         assert set(done) | self.removed == set(range(1, self.offset + 1))
 
+    def delivers_and_claims(self) -> None:
+        while self.in_flight:
+            one = self.in_flight.pop()
+            self.done.setdefault(str(one.key), []).append(one.offset)
+            self.stored.pop(one.offset, None)
+            self.claimed.discard(one.offset)
+            self.send(self.keys.settled(one)[0])
+        for key in "ab":
+            self.claim(key, 3)
+        self.asks_for_bodies(2, 0, ahead=False)
+        self.reads_bodies()
 
-KeysModel.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
+
+KeysModel.TestCase.settings = settings(max_examples=examples(500), stateful_step_count=40)
 TestKeys = KeysModel.TestCase
 
 
@@ -186,6 +239,46 @@ def test_past_the_limit_the_window_stops() -> None:
     assert keys.admit(first) is Admission.GO
     keys.settled(first)
     assert not keys.full
+
+
+def test_rows_that_the_log_has_not_reached_hold_nothing_before_them() -> None:
+    keys = KeyOrder({"k": [5, 2], "other": [9]}, reached=3)
+    assert keys.stored_offsets() == {2, 5, 9}
+    keys.removed({2})
+    four = message(4, "k")
+    assert keys.admit(four) is Admission.GO
+    assert not keys.has_stored("k")
+    assert keys.admit(message(6, "k")) is Admission.HOLD
+    assert keys.settled(four) == (None, [])
+    assert keys.admit(message(7, "other")) is Admission.GO
+    keys.reach(9)
+    assert keys.admit(message(10, "other")) is Admission.HOLD
+
+
+def test_a_row_that_is_claimed_at_the_end_of_the_log_is_forgotten_after_its_settle() -> None:
+    keys = KeyOrder({"k": [5]}, reached=3, hold_dead=True)
+    five = message(5, "k", claim=1)
+    assert keys.admit(five) is Admission.GO
+    keys.freed({"k"}, {"k": [5]})
+    keys.settled(five)
+    assert keys.stored_offsets() == set()
+    assert keys.admit(message(6, "k")) is Admission.GO
+
+
+def test_the_window_does_not_stop_before_it_reaches_all_rows() -> None:
+    keys = KeyOrder({"k": range(1, HELD_MOST + 1), "other": [HELD_MOST + 2]}, reached=HELD_MOST)
+    assert not keys.full
+    assert keys.admit(message(HELD_MOST + 1, "k")) is Admission.HOLD
+    assert not keys.full
+    keys.reach(HELD_MOST + 2)
+    assert keys.full
+
+
+def test_dead_letters_that_upkeep_made_of_rows_ahead_stop_their_keys() -> None:
+    keys = KeyOrder({"k": [5]}, reached=3, hold_dead=True)
+    keys.removed({5})
+    assert keys.dead == {"k"}
+    assert keys.admit(message(4, "k")) is Admission.HOLD
 
 
 def test_messages_without_bodies_have_a_limit() -> None:

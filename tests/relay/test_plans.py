@@ -1,6 +1,7 @@
 """The plans of the relay's statements over full days: a short index range of the log, keyed reads elsewhere."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -236,6 +237,13 @@ async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
     found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
     assert [scan for scan in sequential_scans(found) if scan.table != "lease"] == []
     assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20 * 32
+    # The log is read up to the tenth of them.
+    tenth = await full.fetchval('select "offset" from delivery_retry order by "offset" offset 199 limit 1')
+    arguments = [*CLAIMANTS.arrays([replace(stream, reached=tenth) for stream in streams]), "one", later, later]
+    found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
+    assert [scan for scan in sequential_scans(found) if scan.table != "lease"] == []
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20 * (10 if ordered else 32)
+    assert not [scan for scan in found if scan.index == "delivery_retry_offset"]
 
 
 @BOTH_PLANS

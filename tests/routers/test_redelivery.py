@@ -481,12 +481,13 @@ async def test_a_dropped_one_unblocks_its_key(
     assert offsets(receiver) == sent
 
 
+@pytest.mark.parametrize("ordered", ["none", "key"])
 @pytest.mark.parametrize("state", ["done", "cancelled", "running"])
 async def test_a_replays_dead_letter_is_redelivered_as_of_the_replay(
-    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, state: str
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, state: str, ordered: str
 ) -> None:
     async with Responder() as receiver:
-        await subscribe(client, receiver)
+        await subscribe(client, receiver, ordered=ordered)
         message_id = await committed(client, order(1))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from receipt"))
         replay = await db.fetchval(

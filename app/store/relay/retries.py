@@ -7,7 +7,7 @@ from datetime import datetime
 from app.database.columns import Column, RowArrays, field_names
 from app.database.connection import Connection
 from app.store.relay.leases import Lease
-from app.store.relay.log import HASH, WINDOW_BYTES, Outgoing
+from app.store.relay.log import HASH, NEWEST, WINDOW_BYTES, Outgoing
 
 # The most rows of one key in a claim beside the first one; they are sent one after another. And the most of all keys of
 # a stream.
@@ -23,6 +23,7 @@ CLAIMANTS = RowArrays(
     Column("room", "int"),
     Column("ordered", "bool"),
     Column("hold", "bool"),
+    Column("reached", "bigint"),
 )
 # The parameters after those of the claimants.
 _OWNER, _UNTIL, _NOW = (f"${CLAIMANTS.next + number}" for number in range(3))
@@ -74,9 +75,10 @@ DEAD_BEFORE = """exists (
 # claims nothing, and a new one, which frees the claims of the former, finds all of them.
 # 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
 #    the epoch of the row ensure that two workers that both assume they hold a stream never get the same row. With
-#    `ordered` a row is claimable only if no lower offset of its key was sent before or is due (delivery_retry_key).
-#    With `hold` it is claimable only if no lower offset of its key is dead either (dead_letter_key). A delayed message
-#    that is not due blocks no other.
+#    `ordered` a row with a key is claimable only if no lower offset of its key was sent before or is due
+#    (delivery_retry_key), and if the stream has read the log up to its offset: before that, lower ones may be in the
+#    log alone. With `hold` it is claimable only if no lower offset of its key is dead either (dead_letter_key). A
+#    delayed message that is not due blocks no other.
 # 2. `heads` are as many of them as their bodies have room in WINDOW_BYTES, at least one for each stream.
 # 3. `run` adds the next rows of the same key, up to the first that is not claimable, if their bodies have room too.
 #    They are sent one after another. A row that was sent before brings none: if it fails again, all would go back.
@@ -102,7 +104,7 @@ with recursive waiting as (
   )
   order by s.name for share of l
 ), due as materialized (
-  select d.*, s.n, s.hold, s.ordered and d.key is not null and d.first_at is null as runs
+  select d.*, s.n, s.hold, s.reached, s.ordered and d.key is not null and d.first_at is null as runs
   from streams s, lateral (
     select d.ctid as at, d.first_at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset",
       d.due_at, octet_length(d.body) as own
@@ -111,7 +113,7 @@ with recursive waiting as (
       and {FREE.format("d", _NOW)}
       and (s.shards = 1 or {HASH.format("d")} % s.shards = s.shard)
       and {OPEN.format("d")}
-      and (not s.ordered or d.key is null or not exists (
+      and (not s.ordered or d.key is null or d."offset" <= s.reached and not exists (
         select from delivery_retry b
         where b.subscription_id = d.subscription_id and b.replay = d.replay and b.key = d.key
           and b."offset" < d."offset" and (b.first_at is not null or b.due_at <= {_NOW})
@@ -137,7 +139,8 @@ with recursive waiting as (
             and not (h.hold and {DEAD_BEFORE.format("n")}) as claimable
         from delivery_retry n
         where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
-          and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= {_NOW})
+          and n."offset" > h."offset" and n."offset" <= h.reached
+          and (n.first_at is not null or n.due_at <= {_NOW})
         order by n."offset" limit {RUN}
       ) n
     ) n
@@ -167,7 +170,8 @@ order by c."offset"
 class Claimant:
     """A stream with room for `room` retries, under its lease.
 
-    `ordered`: in the order of keys. `hold`: a dead letter blocks its key.
+    `ordered`: in the order of keys. `hold`: a dead letter blocks its key. `reached`: with `ordered`, the offset after
+    which no message of a key is claimed.
     """
 
     lease: Lease
@@ -178,6 +182,7 @@ class Claimant:
     room: int
     ordered: bool
     hold: bool
+    reached: int = NEWEST
 
 
 async def claim_retries(
