@@ -176,6 +176,9 @@ class AsyncDriver:
         self._closed.discard(loop)
         if (running := self._running.get(loop)) is not None:
             running.is_closing = False
+            if running.closes:
+                # A close that still waits leaves what begins from now on.
+                running.background = {}
 
     async def close(self, grace_s: float) -> None:
         """End what is in the background within `grace_s` seconds, and close the connections: of this loop."""

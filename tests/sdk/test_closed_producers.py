@@ -441,6 +441,25 @@ async def test_closes_beside_each_other_log_each_transaction_once(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_close_leaves_what_begins_after_it_is_opened_again(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = TransactionProducer(service.url, group="shop", attempt_s=SOON_S, wait_for_end=False)
+    async with producer.transaction(ORDER):
+        pass
+    await until(service.ends)
+    closing = asyncio.create_task(producer.close(0.5))
+    await asyncio.sleep(0.05)
+    async with producer:
+        async with producer.transaction(ORDER) as second:
+            pass
+        await closing
+        assert left_of(caplog) == [1]
+        service.answers.set()
+    await until(lambda: str(second.transaction_id) in service.recorded)
+    assert left_of(caplog) == [1]
+
+
 @KINDS
 async def test_closes_beside_each_other_wait_for_the_same_answer_to_a_check(kind: type[Any]) -> None:
     halfnote = Scripted({CLAIM: [answer(200, CHECKS), answer(200, {"checks": []})]})
