@@ -1,6 +1,7 @@
 """Standard output that is closed, takes no more, or has an encoding without some characters."""
 
 import codecs
+import errno
 import io
 import json
 import os
@@ -71,10 +72,14 @@ class _Output(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         """Write, as FileIO does. Raises OSError with the file name STDOUT."""
         try:
-            return super().write(data)
+            written: int | None = super().write(data)
         except OSError as error:
             error.filename = STDOUT
             raise
+        if written is None:
+            # A pipe that its reader made non-blocking is full.
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), STDOUT)
+        return written
 
 
 def _named(stream: io.TextIOWrapper) -> io.TextIOWrapper:

@@ -1,5 +1,6 @@
 """Standard output that is closed, full, without a reader, or lacks a character; and Ctrl-C during the imports."""
 
+import fcntl
 import json
 import os
 import signal
@@ -74,6 +75,21 @@ def test_a_full_output_is_told_of_a_long_answer(url: str) -> None:
         ended = halfnote(url, "groups", "get", name, "--json", stdout=full)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith("halfnote: The answer cannot be printed: ")
+
+
+def test_a_full_output_that_does_not_block_is_told(url: str) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        os.write(writer, b" " * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+        found = halfnote(url, "keys", "list", "--json", stdout=writer)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    said = (
+        "halfnote: The answer cannot be printed: Resource temporarily unavailable. What was asked may have been done.\n"
+    )
+    assert (found.returncode, found.stderr) == (1, said)
 
 
 def test_a_closed_output_is_told_only_of_an_answer(url: str) -> None:
