@@ -46,8 +46,19 @@ SESSION = "set lock_timeout = '2s'; set statement_timeout = '10min'; set idle_se
 ANSWER_WITHIN_S = 660.0
 
 
+class _Turn:
+    """The time of a turn that may take hours: it begins at `now`."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now, self._began = now, monotonic()
+
+    def now(self) -> datetime:
+        return self._now + timedelta(seconds=monotonic() - self._began)
+
+
 async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Create future days, mark decided days, and remove days whose time is over. One replica at a time."""
+    turn = _Turn(now)
     # A separate session: when it ends, its lock and its settings end.
     connection = await runtime.database.dedicated(answer_within_s=ANSWER_WITHIN_S)
     try:
@@ -60,7 +71,7 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         async with beating(runtime, connection, ANSWER_WITHIN_S):
             made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
             await mark_decided(runtime, connection, now)
-            gone = await let_leave(runtime, connection, now)
+            gone = await let_leave(runtime, connection, turn.now())
             await clear_leftovers(connection, now)
             await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
         return StepResult(done=len(made) + gone)
@@ -79,6 +90,7 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
     A day is marked only when no database transaction is open that began while halves of the day could arrive. A
     hanging commit is invisible and would be missed.
     """
+    turn = _Turn(now)
     written_later = await _written_later(connection, runtime.settings)
     for day in await days.days(connection):
         last_written = ended(day) + written_later
@@ -87,14 +99,14 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
         if await day_blockers.writers_since_before(connection, last_written):
             continue
         failure = runtime.count_failures.get(day.day)
-        if failure is not None and failure.rests(now, ()):
+        began = turn.now()
+        if failure is not None and failure.rests(began, ()):
             continue
-        began = monotonic()
         try:
             decided = await _is_decided(connection, day)
         except asyncpg.PostgresError as error:
             # Such as a damaged page. The other days are marked and leave all the same.
-            failure = failed(failure, now, timedelta(seconds=monotonic() - began), TURN, ())
+            failure = failed(failure, began, turn.now() - began, TURN, ())
             runtime.count_failures[day.day] = failure
             _report("day_not_counted", day, error, failure)
             if connection.is_closed():
@@ -121,28 +133,30 @@ async def _written_later(connection: Connection, settings: Settings) -> timedelt
 
 async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> int:
     """Remove each day whose retention is over, and record what keeps the others. Return the number removed."""
-    left = 0
+    left, turn = 0, _Turn(now)
     keep = timedelta(seconds=runtime.settings.retention_s)
     longest = timedelta(seconds=runtime.settings.max_retention_s)
     written_later = await _written_later(connection, runtime.settings)
     known = await days.days(connection)
     _forget_closed(runtime, known)
-    # Days that failed come last: a day can take long until it fails, or end the session.
-    for day in sorted(known, key=lambda one: one.day in runtime.removal_failures):
+    # Open days that failed come last: a day can take long until it fails, or end the session. Those whose removal has
+    # begun keep their place, because Postgres detaches one table at a time.
+    for day in sorted(known, key=lambda one: one.state is DayState.OPEN and one.day in runtime.removal_failures):
         # A removal that has begun goes on, even if the retention was raised since.
         if day.state is DayState.GONE or (day.state is DayState.OPEN and now < ended(day) + keep):
             continue
         failure = runtime.removal_failures.get(day.day)
-        if failure is not None and failure.rests(now, day.held):
+        # Not the beginning of the turn, which other days may have made long.
+        began = turn.now()
+        if failure is not None and failure.rests(began, day.held):
             continue
-        began = monotonic()
         try:
             forced = now >= ended(day) + longest
             causes = await remove_day(runtime, connection, day, ended(day) + written_later, now, forced=forced)
         except asyncpg.PostgresError as error:
             # Such as a damaged page. The other days leave all the same.
             causes = day.held if connection.is_closed() else [FAILED]
-            failure = failed(failure, now, timedelta(seconds=monotonic() - began), TURN, causes)
+            failure = failed(failure, began, turn.now() - began, TURN, causes)
             runtime.removal_failures[day.day] = failure
             _report("day_not_removed", day, error, failure)
             if connection.is_closed():
