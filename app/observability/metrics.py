@@ -72,7 +72,8 @@ class _AllProcesses(Collector):
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
-        files = [str(file) for file in self._directory.glob("*.db") if _has_begun(file)]
+        # Not `glob`, which finds nothing in a directory that is gone.
+        files = [str(file) for file in self._directory.iterdir() if file.suffix == ".db" and _has_begun(file)]
         for family in multiprocess.MultiProcessCollector.merge(files):  # type: ignore[no-untyped-call]
             family.samples = [sample for sample in family.samples if not isnan(sample.value)]
             yield family
