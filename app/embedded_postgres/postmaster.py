@@ -97,7 +97,8 @@ def _why_ended(paths: ServerPaths) -> str:
     if disk is not None:
         return (
             f"The disk {disk.mount} is full ({disk.free_bytes / 2**20:.0f} MB are free), so Postgres cannot start in "
-            f"{paths.home}. Enlarge the disk, or delete what is not Postgres's; never delete files of {paths.pgdata}."
+            f"{paths.home}. Enlarge the disk, or delete what is not Postgres's; never delete files of {paths.pgdata}. "
+            f"Postgres's log is in {paths.log}."
         )
     return (
         f"Postgres ended while it was starting in {paths.home}. The end of its log in {paths.log} says what to "

@@ -208,6 +208,7 @@ async def watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
         if stopping.is_set():
             return
         if server.alive():
+            died = False
             if monotonic() - tried_at > LONGEST_RETRY_S:
                 retry_s = 0.0
             continue

@@ -2,10 +2,10 @@
 
 A key is *busy* while one of its messages is in flight; later ones of the same window wait behind it in memory. If they
 fill the memory that the window has, most of them wait without their bodies, so that messages of other keys are read. A
-key whose next message has no body in memory stays busy until the body is read. A key is
-*held* while delivery_retry has a message of it that was sent and failed, or that waits for such a message. Later
-messages of a held key go to delivery_retry as well, so that the window can move on. The claim from delivery_retry
-checks the table itself, so this state only decides what may pass.
+key whose next message has no body in memory stays busy until the body is read. A key is *held* while delivery_retry has
+a message of it that was sent and failed, or that waits for such a message. Later messages of a held key go to
+delivery_retry as well, so that the window can move on. The claim from delivery_retry checks the table itself, so this
+state only decides what may pass.
 
 A new holder of a shard reads on from the checkpoint, and delivery_retry may have rows after the offset that it has
 reached. They hold nothing before them, and are not claimed before they are reached.
@@ -76,8 +76,8 @@ class KeyOrder:
     def held_full(self) -> bool:
         """Whether the number of held messages is at the limit.
 
-        Not while rows are ahead: they can be claimed only once the log has reached them. A former holder stored them,
-        so what is left before them is no more than what it had in memory.
+        Not while rows are ahead: they can be claimed only once the log has reached them. What is left before them is
+        what the former holder had in memory, or after a change of `shards` what the slowest shard had still to read.
         """
         return self._held >= HELD_MOST and not self._ahead
 
