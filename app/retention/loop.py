@@ -47,13 +47,13 @@ ANSWER_WITHIN_S = 660.0
 
 
 class _Turn:
-    """The time of a turn that may take hours: it begins at `now`."""
+    """The time of a turn that begins at `now` and may take hours, to the minute."""
 
     def __init__(self, now: datetime) -> None:
         self._now, self._began = now, monotonic()
 
     def now(self) -> datetime:
-        return self._now + timedelta(seconds=monotonic() - self._began)
+        return self._now + timedelta(seconds=(monotonic() - self._began) // EVERY_S * EVERY_S)
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
@@ -99,14 +99,14 @@ async def mark_decided(runtime: Runtime, connection: Connection, now: datetime) 
         if await day_blockers.writers_since_before(connection, last_written):
             continue
         failure = runtime.count_failures.get(day.day)
-        began = turn.now()
+        began, started = turn.now(), monotonic()
         if failure is not None and failure.rests(began, ()):
             continue
         try:
             decided = await _is_decided(connection, day)
         except asyncpg.PostgresError as error:
             # Such as a damaged page. The other days are marked and leave all the same.
-            failure = failed(failure, began, turn.now() - began, TURN, ())
+            failure = failed(failure, began, timedelta(seconds=monotonic() - started), TURN, ())
             runtime.count_failures[day.day] = failure
             _report("day_not_counted", day, error, failure)
             if connection.is_closed():
@@ -147,7 +147,7 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
             continue
         failure = runtime.removal_failures.get(day.day)
         # Not the beginning of the turn, which other days may have made long.
-        began = turn.now()
+        began, started = turn.now(), monotonic()
         if failure is not None and failure.rests(began, day.held):
             continue
         try:
@@ -156,7 +156,7 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
         except asyncpg.PostgresError as error:
             # Such as a damaged page. The other days leave all the same.
             causes = day.held if connection.is_closed() else [FAILED]
-            failure = failed(failure, began, turn.now() - began, TURN, causes)
+            failure = failed(failure, began, timedelta(seconds=monotonic() - started), TURN, causes)
             runtime.removal_failures[day.day] = failure
             _report("day_not_removed", day, error, failure)
             if connection.is_closed():

@@ -149,14 +149,8 @@ class SyncDriver:
                 if self._background is background:
                     self._background = None
             closing = list(dict.fromkeys(self._closing))
-        try:
-            for one in closing:
-                one.close(max(0.0, until - time.monotonic()))
-        except BaseException:
-            # Of a signal's handler. The others log what they leave.
-            for one in closing:
-                one.close(0.0)
-            raise
+        for one in closing:
+            one.close(max(0.0, until - time.monotonic()))
         with self._lock:
             self._closing = [one for one in self._closing if not one.is_over]
 
