@@ -1,9 +1,9 @@
 """PURE: the halves that this process stored last, so that a commit can pass its messages on without reading them."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
 from uuid import UUID
 
-from app.store.coordinator.halves import Half, HalfMessage
+from app.store.coordinator.halves import Half
 
 # About what a half and a message take in memory beside the body.
 HALF_BYTES, MESSAGE_BYTES = 400, 600
@@ -18,25 +18,35 @@ class RecentHalves:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._bytes = 0
-        self._halves: dict[UUID, tuple[Half, int]] = {}
+        # By the number of the transaction's id: a UUID is hashed in Python. An ordinary dict looks for its oldest entry
+        # past the places of all that were removed before it.
+        self._halves: OrderedDict[int, tuple[Half, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def keep(self, half: Half) -> None:
         """Keep a half that is stored now."""
-        size = HALF_BYTES + _bytes_of(half.messages)
+        size = HALF_BYTES
+        for message in half.messages:
+            size += MESSAGE_BYTES + len(message.body) + len(message.headers or "")
         if size > self._limit:
             return
-        self.take(half.transaction_id)
-        self._halves[half.transaction_id] = half, size
+        number = half.transaction_id.int
+        if number in self._halves:
+            self._take(number)
+        self._halves[number] = half, size
         self._bytes += size
         while self._bytes > self._limit:
-            self.take(next(iter(self._halves)))
+            _, (_, freed) = self._halves.popitem(last=False)
+            self._bytes -= freed
 
     def take(self, transaction_id: UUID) -> Half | None:
         """Forget a half and return it; None if it is not here."""
-        found = self._halves.pop(transaction_id, None)
+        return self._take(transaction_id.int)
+
+    def _take(self, number: int) -> Half | None:
+        found = self._halves.pop(number, None)
         if found is None:
             return None
         half, size = found
@@ -47,7 +57,3 @@ class RecentHalves:
         """Forget all halves."""
         self._halves.clear()
         self._bytes = 0
-
-
-def _bytes_of(messages: Sequence[HalfMessage]) -> int:
-    return sum(MESSAGE_BYTES + len(message.body) + len(message.headers or "") for message in messages)
