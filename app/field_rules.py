@@ -27,7 +27,8 @@ NAME_PATTERN = r"^[^\u0000-\u001f\u007f]*$"
 
 def has_control_character(value: str) -> bool:
     """Return whether a name holds a control character (NUL among them, which Postgres cannot store)."""
-    return _CONTROL(value) is not None
+    # Almost all names are printable, and then hold none. The method takes a fraction of the time of the expression.
+    return not value.isprintable() and _CONTROL(value) is not None
 
 
 def rate_of_stored(rate_per_s: float | None) -> float | None:

@@ -5,9 +5,11 @@ Each is recorded together with the attempt of the check that leads to it.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from app.announcements import rolled_back
 from app.checkback.attempts import answered_check
@@ -88,12 +90,13 @@ async def _record_policy(
         checks = await _decided_by_current(connection, checks, now)
         batch = [finished for finished in checks if by_policy(finished)]
         ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
-        found = await record_ends(connection, ends, now) if ends else {}
+        recorded = await record_ends(connection, ends, now) if ends else []
+        found = {end.transaction_id: one for end, one in zip(ends, recorded, strict=True)}
         fresh = [finished for finished in batch if found[finished.check.claim.transaction_id].fresh]
         written = await announce(connection, [_rolled_back(finished, now) for finished in fresh], now)
     runtime.metrics.http.verdicts.labels(Verdict.ROLLBACK.word, Source.POLICY.word).inc(len(fresh))
     for finished in fresh:
-        runtime.metrics.traffic.count_verdict(finished.check.claim.producer_group, Verdict.ROLLBACK)
+        runtime.metrics.traffic.count_verdicts(finished.check.claim.producer_group, Verdict.ROLLBACK)
     runtime.metrics.tallies.publish_soon()
     if written:
         runtime.wake_ups.published()

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from operator import attrgetter
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
@@ -38,8 +37,6 @@ CLOSE_WITHIN_S = 1.0
 END_WITHIN_S = 5.0
 # So many connections that a lane gave up may wait for a synchronous standby; then it opens no other one.
 WAITING_FOR_STANDBY_MAX = 4
-# The order of ids by their numbers is that of Postgres. A UUID compares itself in Python, several times as slowly.
-_number = attrgetter("int")
 # A lane stops lingering after so many turns of the event loop in which no request came.
 QUIET_TURNS = 2
 
@@ -91,6 +88,8 @@ class GroupCommitLane(Generic[R, Outcome]):
         self._connection: Connection | None = None
         # Those that the lane gave up, whose backends may still be there.
         self._dropped: list[Connection] = []
+        # Python asks the system for the process id each time that the running loop is asked for.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Task[None] | None = None
         # The task of a lone caller that flushes its own request.
         self._lone_caller: asyncio.Task[Any] | None = None
@@ -144,9 +143,12 @@ class GroupCommitLane(Generic[R, Outcome]):
             raise Overloaded(
                 f"{len(self._queue)} requests wait for the database already; repeat later.", retry_after_s=RETRY_AFTER_S
             )
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome] = self._loop.create_future()
         self._queue.append((request, future))
-        self._start_runner()
+        if self._runner is None:
+            self._start_runner()
         return future
 
     def _start_runner(self) -> None:
@@ -203,16 +205,17 @@ class GroupCommitLane(Generic[R, Outcome]):
             entry = self._queue.popleft()
             await self._settle_all([entry], [])
             return
-        batch: dict[UUID, tuple[R, asyncio.Future[Outcome]]] = {}
+        # By number: the order of numbers is that of Postgres, and a UUID is hashed and compared in Python.
+        batch: dict[int, tuple[R, asyncio.Future[Outcome]]] = {}
         repeats: list[tuple[R, asyncio.Future[Outcome]]] = []
         while self._queue and len(batch) < self._limits.batch_max:
             entry = self._queue.popleft()
-            if batch.setdefault(entry[0].transaction_id, entry) is not entry:
+            if batch.setdefault(entry[0].transaction_id.int, entry) is not entry:
                 repeats.append(entry)
         self._had_concurrency = len(batch) > 1
-        await self._settle_all([batch[key] for key in sorted(batch, key=_number)], repeats)
+        await self._settle_all([batch[number] for number in sorted(batch)], repeats)
         for request, future in reversed(repeats):
-            first = batch[request.transaction_id][1]
+            first = batch[request.transaction_id.int][1]
             answer = None if first.cancelled() or first.exception() else self._answer_repeat(request, first.result())
             if answer is None and self._stopped:
                 # The first one may be stored.

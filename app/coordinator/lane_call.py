@@ -6,27 +6,23 @@ The HTTP protocol then needs no task: it queues the request, and answers from th
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeAlias
 
+from msgspec import Struct
+
 from app.coordinator.group_commit import GroupCommitLane, Outcome, R
 
 # A status and a JSON body.
 JsonAnswer: TypeAlias = tuple[int, bytes]
 
 
-class LaneCall(Generic[R, Outcome]):
+class LaneCall(Struct, Generic[R, Outcome], gc=False):
     """A request that is ready for its lane.
 
     `answer(outcome)` returns the answer, or a coroutine if the answer takes more than the outcome.
     """
 
-    __slots__ = ("answer", "lane", "request")
-
-    def __init__(
-        self,
-        lane: GroupCommitLane[R, Outcome],
-        request: R,
-        answer: Callable[[Outcome], "JsonAnswer | Coroutine[Any, Any, JsonAnswer]"],
-    ) -> None:
-        self.lane, self.request, self.answer = lane, request, answer
+    lane: GroupCommitLane[R, Outcome]
+    request: R
+    answer: Callable[[Outcome], "JsonAnswer | Coroutine[Any, Any, JsonAnswer]"]
 
 
 # What an endpoint returns. It returns a coroutine if the request must await something before the lane.

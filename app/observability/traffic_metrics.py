@@ -51,16 +51,18 @@ class TrafficMetrics:
         self.groups.learn(groups)
         self.topics.learn(topics)
 
-    def count_half(self, group: str) -> None:
-        """Count a half that was stored. The caller publishes the tallies."""
-        self.groups.of(group).halves.count += 1
+    def count_halves(self, group: str, count: int = 1) -> None:
+        """Count halves of a group that were stored. The caller publishes the tallies."""
+        self.groups.of(group).halves.count += count
 
-    def count_verdict(self, group: str, verdict: Verdict, topics: Iterable[str] = ()) -> None:
-        """Count a recorded verdict and the topics of what it committed. The caller publishes the tallies."""
+    def count_verdicts(self, group: str, verdict: Verdict, count: int = 1) -> None:
+        """Count recorded verdicts of a group. The caller publishes the tallies."""
         series = self.groups.of(group)
-        (series.commits if verdict == Verdict.COMMIT else series.rollbacks).count += 1
-        for topic in topics:
-            self.topics.of(topic).count += 1
+        (series.commits if verdict == Verdict.COMMIT else series.rollbacks).count += count
+
+    def count_messages(self, topic: str, count: int = 1) -> None:
+        """Count messages of a topic that were committed. The caller publishes the tallies."""
+        self.topics.of(topic).count += count
 
     def refused(self, name: str, key_id: int, limit: str) -> None:
         """Count a request that a key's limit refused: `rate` or `in_flight`."""

@@ -5,9 +5,8 @@ request of its own would get, and its `status`.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +30,7 @@ from app.routers.half import half_begun
 from app.runtime.state import Runtime
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # Of one request, so many transactions at once may use connections of the pool.
 AT_ONCE = 4
@@ -96,9 +96,7 @@ class ManyRoute(Generic[T]):
         limit = asyncio.Semaphore(AT_ONCE)
         # All are queued before the first await, so that they share a flush.
         items: list[Item] = [
-            request
-            if isinstance(request, Problem)
-            else begun_item(partial(self._begin, runtime, caller, request, trace), limit)
+            request if isinstance(request, Problem) else begun_item(limit, self._begin, runtime, caller, request, trace)
             for request, trace in zip(requests, traces, strict=True)
         ]
         return 200, b'{"outcomes":[%b]}' % b",".join(await outcomes_of(items, runtime.metrics.http, self._route))
@@ -116,10 +114,10 @@ def _traces(given: TraceParents, count: int, of_request: str | None) -> Sequence
     return [of_request if parent is None else context_of(parent) for parent in given]
 
 
-def begun_item(begin: Callable[[], Begun], limit: asyncio.Semaphore) -> Item:
+def begun_item(limit: asyncio.Semaphore, begin: Callable[P, Begun], *args: P.args, **kwargs: P.kwargs) -> Item:
     """Take the eager steps of one transaction of a request; the rest waits for its turn in `limit`."""
     try:
-        begun = begin()
+        begun = begin(*args, **kwargs)
         if isinstance(begun, LaneCall):
             return begun.answer, begun.lane.enqueue(begun.request)
     except Exception as error:
@@ -130,7 +128,8 @@ def begun_item(begin: Callable[[], Begun], limit: asyncio.Semaphore) -> Item:
 async def outcomes_of(items: Sequence[Item], metrics: HttpMetrics, route: str) -> list[bytes]:
     """Return the outcome of each transaction of a request, as JSON, and count the statuses for the route."""
     try:
-        outcomes = [await _outcome(item) for item in items]
+        # A coroutine for each transaction would take as long as its answer, and one flush has most of them.
+        outcomes = [found if isinstance(found := _outcome(item), tuple) else await found for item in items]
     finally:
         for item in items:
             if isinstance(item, asyncio.Task):
@@ -144,18 +143,34 @@ async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaph
         return await begun
 
 
-async def _outcome(item: Item) -> JsonAnswer:
+def _outcome(item: Item) -> JsonAnswer | Coroutine[Any, Any, JsonAnswer]:
+    """Return the outcome of one transaction; a coroutine if its flush has not ended, or the answer takes more."""
     if isinstance(item, Exception):
         return _refusal(item)
+    if isinstance(item, asyncio.Task) or not item[1].done():
+        return _awaited(item)
+    answer, future = item
     try:
-        if isinstance(item, asyncio.Task):
-            status, body = await item
-        else:
+        found = answer(future.result())
+    except Exception as error:
+        return _refusal(error)
+    return _answered(*found) if isinstance(found, tuple) else _awaited(found)
+
+
+async def _awaited(item: "_Queued | Awaitable[JsonAnswer]") -> JsonAnswer:
+    try:
+        if isinstance(item, tuple):
             answer, future = item
             found = answer(await future)
             status, body = found if isinstance(found, tuple) else await found
+        else:
+            status, body = await item
     except Exception as error:
         return _refusal(error)
+    return _answered(status, body)
+
+
+def _answered(status: int, body: bytes) -> JsonAnswer:
     return status, b'{"status":%d,%b' % (status, body[1:])
 
 

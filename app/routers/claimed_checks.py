@@ -128,9 +128,9 @@ async def _outcomes(
         if isinstance(one, Problem):
             items.append(one)
         elif (outcome := next(found)) is not None:
-            items.append(begun_item(partial(_settled, runtime, group, one, outcome), limit))
+            items.append(begun_item(limit, _settled, runtime, group, one, outcome))
         else:
-            items.append(begun_item(partial(_as_end, runtime, caller, group, one), limit))
+            items.append(begun_item(limit, _as_end, runtime, caller, group, one))
     return await outcomes_of(items, runtime.metrics.http, "/producer-groups/{name}/checks/answers")
 
 

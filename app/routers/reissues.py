@@ -120,8 +120,10 @@ async def _reissued(
     runtime.metrics.http.halves.inc()
     runtime.metrics.http.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
     traffic = runtime.metrics.traffic
-    traffic.count_half(rows[0].producer_group)
-    traffic.count_verdict(rows[0].producer_group, Verdict.COMMIT, [message.topic for message in recorded.messages])
+    traffic.count_halves(rows[0].producer_group)
+    traffic.count_verdicts(rows[0].producer_group, Verdict.COMMIT)
+    for message in recorded.messages:
+        traffic.count_messages(message.topic)
     runtime.metrics.tallies.publish_soon()
     runtime.wake_ups.published()
     assert recorded.decided_at is not None
@@ -158,13 +160,14 @@ async def _reissue(connection: Connection, runtime: Runtime, rows: Sequence[Half
     if not await add_reissue(connection, made, now):
         raise _ReissuedBefore
     half = _copy(rows, made)
-    if not await insert_halves(connection, [half], [], now):
+    if await insert_halves(connection, [half], [], now) == [None]:
         raise GroupUnregistered(
             f"Producer group `{half.producer_group}` is no longer registered: PUT /producer-groups/<name> first.",
             field="producer_group",
         )
     end = End(half.transaction_id, None, Verdict.COMMIT, Source.OPERATOR, actor=made.actor, reason=made.reason)
-    return (await record_ends(connection, [end], now))[half.transaction_id]
+    [recorded] = await record_ends(connection, [end], now)
+    return recorded
 
 
 def _copy(rows: Sequence[HalfRow], made: Reissue) -> Half:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -11,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.config import Settings
 from app.coordinator.commit_lanes import CommitLanes, answer_repeat_half

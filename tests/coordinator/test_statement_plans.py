@@ -11,8 +11,24 @@ from app.database.connection import Connection, connect
 from app.ids import id_day, uuid7
 from app.migrate import ensure_days, migrate
 from app.store.checkback.requests import ASK_NOW
-from app.store.coordinator.halves import INSERT_HALF, INSERT_HALVES, INSERT_SINGLE_HALVES, STORED_HALVES
-from app.store.coordinator.ops import CHECKS, READ_RECORDED, RECORD_END, RECORD_ENDS, RECORD_ENDS_OF_CHECKS
+from app.store.coordinator.halves import (
+    INSERT_HALF,
+    INSERT_HALVES,
+    INSERT_NEW_HALF,
+    INSERT_NEW_HALVES,
+    INSERT_NEW_SINGLE_HALVES,
+    INSERT_SINGLE_HALVES,
+    STORED_HALVES,
+)
+from app.store.coordinator.ops import (
+    CHECKS,
+    READ_RECORDED,
+    RECORD_END,
+    RECORD_ENDS,
+    RECORD_ENDS_OF_CHECKS,
+    RECORD_FIRST_END,
+    RECORD_FIRST_ENDS,
+)
 from app.store.retention.days import partition_name
 from tests.conftest import register_group
 from tests.support import postgres
@@ -94,12 +110,13 @@ batches = pytest.mark.parametrize("count", [1, 50, 500])
 
 @both_plans
 @batches
-async def test_end_probes_the_ids_own_days(full: Connection, count: int, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [RECORD_ENDS, RECORD_FIRST_ENDS], ids=["any", "first"])
+async def test_end_probes_the_ids_own_days(full: Connection, statement: str, count: int, generic: bool) -> None:
     ids = await stored_ids(full, count, odd=True)
     size = len(ids)
     found = await scans(
         full,
-        RECORD_ENDS,
+        statement,
         ["uuid[]", "text[]", "smallint[]", "smallint[]", "text[]", "text[]", "bool[]", "timestamptz"],
         [ids, ["shop"] * size, [1] * size, [0] * size, [None] * size, [None] * size, [True] * size, datetime.now(UTC)],
         generic=generic,
@@ -158,7 +175,11 @@ async def test_reading_stored_halves_probes_the_ids_own_days(full: Connection, c
 
 @both_plans
 @batches
-@pytest.mark.parametrize("statement", [INSERT_HALVES, INSERT_SINGLE_HALVES], ids=["any", "single"])
+@pytest.mark.parametrize(
+    "statement",
+    [INSERT_HALVES, INSERT_SINGLE_HALVES, INSERT_NEW_HALVES, INSERT_NEW_SINGLE_HALVES],
+    ids=["any", "single", "new", "new-single"],
+)
 async def test_storing_halves_reads_no_big_table(full: Connection, statement: str, count: int, generic: bool) -> None:
     ids = sorted(uuid7(datetime.now(UTC)) for _ in range(count))
     size = len(ids)
@@ -181,21 +202,23 @@ async def test_storing_halves_reads_no_big_table(full: Connection, statement: st
 
 @both_plans
 @pytest.mark.parametrize("old", [False, True])
-async def test_a_lone_end_probes_its_own_day(full: Connection, old: bool, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [RECORD_END, RECORD_FIRST_END], ids=["any", "first"])
+async def test_a_lone_end_probes_its_own_day(full: Connection, statement: str, old: bool, generic: bool) -> None:
     ids = (await stored_ids(full, 2, odd=True))[0 if old else 1 :][:1]
     types = ["uuid", "text", "smallint", "smallint", "text", "text", "timestamptz"]
     arguments = [ids[0], "shop", 1, 0, None, None, datetime.now(UTC)]
-    assert_keyed(await scans(full, RECORD_END, types, arguments, generic=generic), ids)
+    assert_keyed(await scans(full, statement, types, arguments, generic=generic), ids)
 
 
 @both_plans
-async def test_storing_a_lone_half_reads_no_big_table(full: Connection, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [INSERT_HALF, INSERT_NEW_HALF], ids=["any", "new"])
+async def test_storing_a_lone_half_reads_no_big_table(full: Connection, statement: str, generic: bool) -> None:
     types = ["uuid", *["text"] * 5, "jsonb", "text", "bytea", "bytea", "float8", "bytea", "jsonb", "jsonb", "int"]
     one = uuid7(datetime.now(UTC))
     arguments = [one, "shop", "order", None, None, None, "application/json", b"{}", b"0", None, b"0"]
     found = await scans(
         full,
-        INSERT_HALF,
+        statement,
         [types[0], "text", "text", "text", "text", *types[6:], "text", "uuid", "timestamptz"],
         [*arguments, None, None, None, None, None, datetime.now(UTC)],
         generic=generic,

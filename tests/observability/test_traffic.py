@@ -84,7 +84,7 @@ async def test_a_rollback_by_policy_is_counted(client: httpx.AsyncClient, runtim
 async def test_a_plain_message_that_is_not_committed_is_not_counted(
     client: httpx.AsyncClient, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise asyncpg.DeadlockDetectedError("a test")
 
     with monkeypatch.context() as failing:

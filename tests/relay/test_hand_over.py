@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import httpx
 import msgspec
@@ -462,8 +461,8 @@ async def test_a_plain_message_of_a_former_primary_is_not_handed_over(
     connection = await connect(runtime.database.dsn)
     count_halves = flushes._count_halves
 
-    def closed_before(halves: Sequence[Half], stored: Collection[UUID]) -> None:
-        count_halves(halves, stored)
+    def closed_before(fresh: Sequence[Half]) -> None:
+        count_halves(fresh)
         connection.terminate()
 
     try:

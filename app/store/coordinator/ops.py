@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
+
+from msgspec import Struct
 
 from app.database.advisory_locks import AdvisoryLock
 from app.database.columns import Column, RowArrays, same, selected
@@ -42,6 +44,7 @@ READS = RowArrays(
 )
 _RECORDED_AT, _READ_AT = f"${ENDS.next}::timestamptz", f"${READS.next}::timestamptz"
 
+ON_CONFLICT = "on conflict do nothing"
 # The columns of a row of RECORD_ENDS and READ_RECORDED, in the order in which `_fold` unpacks it.
 FOUND = (
     *("transaction_id", "owner", "open", "half_traceparent", "verdict", "source", "decided_at"),
@@ -64,7 +67,11 @@ def _found(values: Mapping[str, str]) -> str:
 #    visible, so offsets appear in order. clock_timestamp() and not now(): a statement that waited for the lock would
 #    date its offsets before those of the statement that had it.
 # 4. `sent` fills the outbox by batch order and then position, so a transaction's messages have consecutive offsets.
-def _record_ends(decided_by: str, checks: str = "", answered: str = "") -> str:
+#
+# `decided_at` of what it decides is a parameter, so it is not returned: a time takes as long to decode as five numbers.
+#
+# Without `on_conflict` part 2 takes half the time, and a conflict fails the statement: nothing of it is recorded.
+def _record_ends(decided_by: str, checks: str = "", answered: str = "", on_conflict: str = ON_CONFLICT) -> str:
     return f"""
 with asked as materialized (
   select * from {ENDS.unnest("a", ordinality="n")}
@@ -84,7 +91,7 @@ with asked as materialized (
   select transaction_id, verdict, decided_by, actor, reason, {_RECORDED_AT}
   from known where position = 0 and owner = coalesce(producer_group, owner) and open
   order by transaction_id
-  on conflict do nothing
+  {on_conflict}
   returning transaction_id, verdict, source, decided_at
 ), locked as materialized (
   select pg_advisory_xact_lock({AdvisoryLock.OFFSET}), clock_timestamp() as at
@@ -103,7 +110,8 @@ with asked as materialized (
 select {
         _found(
             same("transaction_id", "owner", "open", "half_traceparent", of="k")
-            | same("verdict", "source", "decided_at", of="d")
+            | same("verdict", "source", of="d")
+            | {"decided_at": "null::timestamptz"}
             | same("position", "topic", "offset", "committed_at", of="s")
         )
     }
@@ -113,6 +121,7 @@ where s.position is not null or coalesce(k.position, 0) = 0
 
 
 RECORD_ENDS = _record_ends("a.source as decided_by")
+RECORD_FIRST_ENDS = _record_ends("a.source as decided_by", on_conflict="")
 
 # RECORD_ENDS for a batch in which any end is of a check. A from_check counts as the check's answer only while a check
 # of that transaction is open. The statement also writes the attempts of the checks whose ends decided, so no crash can
@@ -136,11 +145,13 @@ RECORD_ENDS_OF_CHECKS = _record_ends(
 )""",  # noqa: S608 -- constants
 )
 
+
 # RECORD_ENDS for one end whose group is given and that is not from a check. It returns a row for each message, or one
 # row of nulls, if this end decided; and no row if anything prevented that. It is faster for one caller: it needs no
 # arrays, the planner opens only the id's own day because the id is a parameter, and a refusal's details are left out.
 # Its parameters are in the order of `_record_end`: generated arguments take several times as long.
-RECORD_END = f"""
+def _record_end(on_conflict: str = ON_CONFLICT) -> str:
+    return f"""
 with stored as materialized (
   select h.position, h.producer_group, h.topic, h.key, h.tag, h.deliver_after_s, h.traceparent
   from half h where h.transaction_id = $1::uuid
@@ -150,7 +161,7 @@ with stored as materialized (
   from stored s
   where s.position = 0 and s.producer_group = $2::text
     and not exists (select from day d where d.low <= $1 and d.high > $1 and d.state <> 'open')
-  on conflict do nothing
+  {on_conflict}
   returning verdict
 ), locked as materialized (
   select pg_advisory_xact_lock({AdvisoryLock.OFFSET}), clock_timestamp() as at from decided where verdict = 1
@@ -163,7 +174,10 @@ with stored as materialized (
 select b.position, b.topic, b."offset", b.committed_at,
   (select traceparent from stored where position = 0) as half_traceparent
 from decided left join sent b on true
-"""  # noqa: S608
+"""  # noqa: S608 -- constants
+
+
+RECORD_END, RECORD_FIRST_END = _record_end(), _record_end("")
 
 # For ids that RECORD_ENDS did not decide: the recorded verdict. It is a second statement because the winner of a race
 # is not in the snapshot of the first. Served by the primary keys of op and outbox, one partition each. A refused end
@@ -221,9 +235,8 @@ class AnsweredCheck:
     response: str | None
 
 
-# Not frozen, like all dataclasses of a request: a frozen one takes four times as long to create.
-@dataclass(slots=True)
-class End:
+# Structs, like all objects of a request: a dataclass takes two to four times as long to create.
+class End(Struct, gc=False):
     """A verdict to record. With `verdict` None, `read_recorded` only reads the recorded one.
 
     `producer_group` None skips the ownership check (checks, policy, people). `traceparent` is the context of the
@@ -241,7 +254,7 @@ class End:
     check: AnsweredCheck | None = None
 
 
-class RecordedMessage(NamedTuple):
+class RecordedMessage(Struct, order=True, gc=False):
     """A message of a committed transaction, as the outbox has it."""
 
     position: int
@@ -250,8 +263,7 @@ class RecordedMessage(NamedTuple):
     committed_at: datetime
 
 
-@dataclass(slots=True)
-class Recorded:
+class Recorded(Struct, gc=False):
     """The state of a transaction after an End.
 
     `owner`: its producer group; None if there is no such half. `verdict` None: undecided, because the End was another
@@ -269,35 +281,43 @@ class Recorded:
     half_traceparent: str | None = None
 
 
-async def record_ends(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
-    """Record verdicts (ids distinct and sorted) and publish committed messages; return the result by id.
+async def record_ends(
+    connection: Connection, ends: Sequence[End], now: datetime, *, are_first: bool = False
+) -> list[Recorded]:
+    """Record verdicts (ids distinct and sorted) and publish committed messages; return the result of each, in order.
 
     If `verdict` is None although the End was the owner's and the day is open, another End decided the transaction:
-    `read_recorded` returns its verdict.
+    `read_recorded` returns its verdict. With `are_first` the verdicts are recorded faster, but one of a transaction
+    that another End decided raises asyncpg.UniqueViolationError, and none is recorded.
     """
     if len(ends) == 1:
-        recorded = await _record_end(connection, ends[0], now)
+        recorded = await _record_one(connection, ends[0], now, are_first)
         if recorded is not None:
-            return {ends[0].transaction_id: recorded}
+            return [recorded]
         # It did not decide. The statement for batches returns the reason.
-    return await record_batch(connection, ends, now)
+    return await record_batch(connection, ends, now, are_first=are_first)
 
 
-async def record_batch(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
+async def record_batch(
+    connection: Connection, ends: Sequence[End], now: datetime, *, are_first: bool = False
+) -> list[Recorded]:
     """Record verdicts as `record_ends` does, always by a statement for batches."""
     if any(end.from_check or end.check is not None for end in ends):
         checks = [end.check for end in ends if end.check is not None]
-        arguments = (*ENDS.arrays(ends), now, *CHECKS.arrays(checks))
-        return _fold(await connection.fetch(RECORD_ENDS_OF_CHECKS, *arguments), decided_now=True)
-    return _fold(await connection.fetch(RECORD_ENDS, *ENDS.arrays(ends), now), decided_now=True)
+        rows = await connection.fetch(RECORD_ENDS_OF_CHECKS, *ENDS.arrays(ends), now, *CHECKS.arrays(checks))
+    else:
+        statement = RECORD_FIRST_ENDS if are_first else RECORD_ENDS
+        rows = await connection.fetch(statement, *ENDS.arrays(ends), now)
+    found = _fold(rows, now)
+    return [found[end.transaction_id.int] for end in ends]
 
 
-async def _record_end(connection: Connection, end: End, now: datetime) -> Recorded | None:
+async def _record_one(connection: Connection, end: End, now: datetime, is_first: bool) -> Recorded | None:
     """Record an end of a given group that is not from a check; None for other ends, and if it did not decide."""
     if end.producer_group is None or end.from_check:
         return None
     rows = await connection.fetch(
-        RECORD_END,
+        RECORD_FIRST_END if is_first else RECORD_END,
         end.transaction_id,
         end.producer_group,
         end.verdict,
@@ -308,7 +328,7 @@ async def _record_end(connection: Connection, end: End, now: datetime) -> Record
     )
     if not rows:
         return None
-    messages = () if rows[0][0] is None else tuple(sorted(RecordedMessage(*row[:4]) for row in rows))
+    messages = () if rows[0][0] is None else tuple(sorted([RecordedMessage(*row[:4]) for row in rows]))
     return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True, rows[0][4])
 
 
@@ -317,25 +337,32 @@ async def read_recorded(connection: Connection, ends: Sequence[End], now: dateti
 
     An End without a verdict only reads.
     """
-    return _fold(await connection.fetch(READ_RECORDED, *READS.arrays(ends), now), decided_now=False)
+    found = _fold(await connection.fetch(READ_RECORDED, *READS.arrays(ends), now), None)
+    return {end.transaction_id: found[end.transaction_id.int] for end in ends if end.transaction_id.int in found}
 
 
-def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
-    """Gather FOUND rows (one for each message) into one Recorded for each id.
+def _fold(rows: Iterable[Any], decided_at: datetime | None) -> dict[int, Recorded]:
+    """Gather FOUND rows (one for each message) into one Recorded for each id, by its number.
 
-    `decided_now`: a verdict in these rows was recorded by the statement that returned them.
+    By number, because a UUID is hashed and compared in Python. `decided_at`: when the statement that returned the rows
+    recorded their verdicts; None: the verdicts were recorded before.
     """
-    found: dict[UUID, Recorded] = {}
-    for transaction_id, owner, is_open, half_trace, verdict, source, decided_at, position, topic, offset, at in rows:
-        messages: tuple[RecordedMessage, ...] = ()
-        if position is not None:
-            messages = (RecordedMessage(position, topic, offset, at),)
-        before = found.get(transaction_id)
+    found: dict[int, Recorded] = {}
+    several: set[int] = set()
+    for transaction_id, owner, is_open, half_trace, verdict, source, stored_at, position, topic, offset, at in rows:
+        messages = () if position is None else (RecordedMessage(position, topic, offset, at),)
+        number = transaction_id.int
+        before = found.get(number)
         if before is not None:
-            # The statements return them in any order.
-            messages = tuple(sorted(before.messages + messages))
-        fresh = decided_now and verdict is not None
-        found[transaction_id] = Recorded(
-            owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], decided_at, messages, fresh, half_trace
+            before.messages += messages
+            several.add(number)
+            continue
+        fresh = decided_at is not None and verdict is not None
+        when = decided_at if fresh else stored_at
+        found[number] = Recorded(
+            owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], when, messages, fresh, half_trace
         )
+    for number in several:
+        # The statements return them in any order.
+        found[number].messages = tuple(sorted(found[number].messages))
     return found
