@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 
@@ -58,8 +58,47 @@ class Loop:
     longest_backoff_s: float = LONGEST_BACKOFF_S
 
 
+class Waits:
+    """The waits of one loop: each for a time, or until the process stops, or until the loop is woken.
+
+    Each event has one waiter, which is kept over many waits: to begin and cancel one takes longer than most steps.
+    """
+
+    def __init__(self, stopping: asyncio.Event, wake: asyncio.Event | None) -> None:
+        self._wake = wake
+        self._stopped = asyncio.create_task(stopping.wait())
+        self._woken: asyncio.Task[Literal[True]] | None = None
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until `stopping` or `wake` is set, for `seconds` at most."""
+        if self._wake is not None and (self._woken is None or self._woken.done()):
+            self._woken = asyncio.create_task(self._wake.wait())
+        waiters = [self._stopped] if self._woken is None else [self._stopped, self._woken]
+        await asyncio.wait(waiters, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until `stopping` is set, for `seconds` at most."""
+        await asyncio.wait([self._stopped], timeout=seconds)
+
+    def end(self) -> None:
+        """End the waiters."""
+        self._stopped.cancel()
+        if self._woken is not None:
+            self._woken.cancel()
+
+
 async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
     """Take steps until `stopping` is set; the current step is finished first."""
+    waits = Waits(stopping, loop.wake)
+    try:
+        await _repeat(loop, runtime, stopping, waits)
+    finally:
+        waits.end()
+    if loop.drain is not None:
+        await loop.drain(runtime)
+
+
+async def _repeat(loop: Loop, runtime: Runtime, stopping: asyncio.Event, waits: Waits) -> None:
     # A first step that never ends counts as late, like any other.
     runtime.heartbeats[loop.name], runtime.every_s[loop.name] = monotonic(), loop.every_s
     backoff_s, log_due = 0.0, 0.0
@@ -78,21 +117,19 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
             if monotonic() >= log_due:
                 log_due = monotonic() + backoff_s
                 log.warning("loop_failed", loop=loop.name, error=str(error), kind=type(error).__name__, retry_s=retry_s)
-            await wait(retry_s, stopping, None)
+            await waits.rest(retry_s)
             continue
         backoff_s, log_due = 0.0, 0.0
         runtime.heartbeats[loop.name] = ended = monotonic()
         interval_s = min(max(loop.intervals_s[0], REST_TIMES * (ended - began)), loop.intervals_s[1])
         if not result.more:
             within_s = loop.every_s if result.within_s is None else min(loop.every_s, result.within_s)
-            await wait(within_s, stopping, loop.wake)
+            await waits.wait(within_s)
             # The first wake-ups are followed at once; later ones within the interval share the next step.
             used_until = max(used_until, began) + interval_s
             remaining_s = used_until - (loop.burst - 1) * interval_s - monotonic()
             if remaining_s > 0 and not stopping.is_set():
-                await wait(remaining_s, stopping, None)
-    if loop.drain is not None:
-        await loop.drain(runtime)
+                await waits.rest(remaining_s)
 
 
 async def wait(seconds: float, stopping: asyncio.Event, wake: asyncio.Event | None) -> None:
