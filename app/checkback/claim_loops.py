@@ -12,9 +12,9 @@ from app.store.checkback import claimed_checks as store
 from app.store.checkback.claimed_checks import TakenClaim
 from app.store.checkback.claims import asked_groups, asked_messages
 
-# As often as the loop of checks looks while nothing wakes it.
+# As often as the loop of checks looks while a transaction is in doubt.
 WAKE_EVERY_S = 0.5
-LAPSES_EVERY_S = 1.0
+LAPSES_EVERY_S = 2.0
 BATCH = 500
 # How often checks that no producer claims are looked over, and how long they stay due before that time begins again.
 LEFT_EVERY = timedelta(seconds=30)

@@ -39,7 +39,10 @@ from app.store.checkback.results import adjust, release
 
 log = structlog.get_logger(__name__)
 
-EVERY_S = 0.5
+# While no transaction is in doubt. The sweep that finds one wakes the loop.
+EVERY_S = 1.0
+# While any is, which a producer or another worker may make due.
+IN_DOUBT_EVERY_S = 0.5
 # The shortest time from one look for due checks to the next, unless a sweep or a settled check wakes the loop.
 SOON_S = 0.2
 # Each group may have this many checks in flight, however full the process is.
@@ -84,7 +87,9 @@ class CheckBack:
         async with runtime.database.keyed() as connection:
             due, next_at = await any_due(connection, capacity, now)
             if not due:
-                return StepResult(within_s=None if next_at is None else max(SOON_S, (next_at - now).total_seconds()))
+                if next_at is None:
+                    return StepResult()
+                return StepResult(within_s=min(IN_DOUBT_EVERY_S, max(SOON_S, (next_at - now).total_seconds())))
             async with connection.transaction():
                 await take_turn(connection)
                 claims, removed = await claim(connection, capacity, now)

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 # No batch begins after this time, because the answer of a registration waits. The loop goes on.
 ASKED_WITHIN_S = 2.0
-EVERY_S = 1.0
+EVERY_S = 2.0
 # The groups of one step of the loop.
 GROUPS_AT_ONCE = 20
 

@@ -1,4 +1,4 @@
-"""Follows the accept switch, so that `PUT /accept` reaches every replica within a second."""
+"""Follows the accept switch, so that `PUT /accept` reaches every replica within about a second."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin import switches
 
-EVERY_S = 0.5
+EVERY_S = 1.0
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:

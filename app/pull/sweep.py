@@ -29,8 +29,8 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Take over claims that are over or last long, count an attempt for each message that was not settled in time."""
     follows = False
     async with runtime.database.keyed() as connection:
-        subscriptions = await sweeps.pulled(connection)
-        if not subscriptions and not await sweeps.any_claims(connection):
+        subscriptions, any_claims = await sweeps.watched(connection)
+        if not (subscriptions or any_claims):
             return StepResult()
         while await sweeps.put_off(connection, now):
             pass

@@ -243,7 +243,7 @@ async def test_a_handle_whose_time_is_over_changes_nothing(
 ) -> None:
     await publish(client, order(1))
     [message] = await consumer.claim(invisible_s=1)
-    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    await db.execute("update pull_claim set held_until = now() - interval '1 s', sweep_at = now() - interval '1 s'")
     # Before a worker has found it, and after.
     for _ in range(2):
         for action, fields in (("ack", {}), ("nack", {}), ("reject", {}), ("extend", {"invisible_s": 60})):
@@ -545,7 +545,7 @@ async def test_a_message_is_held_for_longer_by_the_same_handle(
     one, two = await consumer.claim(invisible_s=5)
     [outcome] = await consumer.settle("extend", one["handle"], invisible_s=300)
     assert outcome["status"] == 200
-    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    await db.execute("update pull_claim set held_until = now() - interval '1 s', sweep_at = now() - interval '1 s'")
     await sweep_after(runtime)
     [again] = await consumer.claim()
     assert again["message_id"] == two["message_id"]

@@ -164,7 +164,7 @@ async def test_a_claim_whose_time_is_over_keeps_its_keys_until_its_attempt_is_co
     if stored:
         # The second waits in delivery_retry, and not in the log.
         assert await consumer.claim() == []
-    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    await db.execute("update pull_claim set held_until = now() - interval '1 s', sweep_at = now() - interval '1 s'")
     assert await consumer.ack(held) == [409]
     assert await consumer.claim() == []
     await sweep_after(runtime)
