@@ -18,7 +18,15 @@ from app.store.relay.lag import EARLIEST, LAG, LATEST, SINCE
 from app.store.relay.leases import Lease
 from app.store.relay.log import LOG_HEAD, NEWEST, READER, SPAN, WINDOW, Reader
 from app.store.relay.page_standing import ENTRIES_MOST, PAGE_STANDING
-from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS, Batch
+from app.store.relay.results import (
+    FIRST_TRIES,
+    OUTCOMES,
+    SETTLE,
+    SETTLE_FIRST_TRIES,
+    SETTLE_NEW_FIRST_TRIES,
+    STREAMS,
+    Batch,
+)
 from app.store.relay.retries import CLAIM_RETRIES, CLAIMANTS, Claimant
 from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
 from app.store.retention.day_dead_letters import BODIES_AT_ONCE, KEEP_BODIES
@@ -133,7 +141,8 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
     )
     types = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
     arguments = ["one", now, *streams, *(outcome[name] for name in FIRST_TRIES.names)]
-    assert big(await scans(full, SETTLE_FIRST_TRIES, types, arguments, generic=generic)) == []
+    for statement in (SETTLE_FIRST_TRIES, SETTLE_NEW_FIRST_TRIES):
+        assert big(await scans(full, statement, types, arguments, generic=generic)) == []
     arguments += [outcome[name] for name in OUTCOMES.names]
     found = await scans(full, SETTLE, [*types, *OUTCOMES.types], arguments, generic=generic, parts=True)
     assert big(found) == []

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+import asyncpg
+
 from app.database.columns import Column, RowArrays, insert, listed, same, selected
 from app.database.connection import Connection
 from app.store.relay.leases import Lease
@@ -268,14 +270,22 @@ SETTLE = f"""
 ), {_MOVED}
 """  # noqa: S608 -- constants
 
-# The first tries alone, which most turns settle. Each part of a statement costs time to start, and SETTLE has many.
-SETTLE_FIRST_TRIES = f"""
+
+# The first tries alone, which most turns settle. Each part of a statement costs time to start, and SETTLE has many. A
+# message has a receipt already if another worker delivered it too, or if an earlier settle was committed and its answer
+# was lost. Without `on_receipt` the statement fails then. To look for each receipt before it is written takes longer
+# (decision 0066).
+def _settle_first_tries(on_receipt: str = "") -> str:
+    return f"""
 {_HELD}, received as (
   insert into receipt ({listed(_RECEIPT)})
   {_FIRST_TRIES_RECEIVED}
-  on conflict do nothing
+  {on_receipt}
 ), {_MOVED}
 """
+
+
+SETTLE_FIRST_TRIES, SETTLE_NEW_FIRST_TRIES = _settle_first_tries("on conflict do nothing"), _settle_first_tries()
 
 
 def _is_first_try(settlement: Settlement) -> bool:
@@ -313,7 +323,14 @@ async def settle(connection: Connection, owner: str, batches: Sequence[Batch], n
         *FIRST_TRIES.arrays(first_tries, n=streams_of_first_tries),
     ]
     if outcomes:
-        arguments += OUTCOMES.arrays(outcomes, n=streams_of_outcomes)
-    held = await connection.fetch(SETTLE if outcomes else SETTLE_FIRST_TRIES, *arguments)
+        held = await connection.fetch(SETTLE, *arguments, *OUTCOMES.arrays(outcomes, n=streams_of_outcomes))
+    elif connection.is_in_transaction():
+        # A statement that fails would end the database transaction.
+        held = await connection.fetch(SETTLE_FIRST_TRIES, *arguments)
+    else:
+        try:
+            held = await connection.fetch(SETTLE_NEW_FIRST_TRIES, *arguments)
+        except asyncpg.UniqueViolationError:
+            held = await connection.fetch(SETTLE_FIRST_TRIES, *arguments)
     found = {row[0] for row in held}
     return [n in found for n in range(1, len(batches) + 1)]
