@@ -10,6 +10,7 @@ import pytest
 from app.database.connection import Connection
 from app.store.retention.day_blockers import AT_ONCE, REPLAYING, RETRIES_WAIT, WAITING
 from app.store.retention.day_dead_letters import (
+    BODY_BYTES_AT_ONCE,
     BURY_LATE,
     BURY_LOG,
     BURY_RETRIES,
@@ -375,3 +376,31 @@ async def test_a_step_that_copies_messages_into_dead_letters_does_not_pass_those
             since = await keep_bodies(full, day, since)
     left = "select count(*) from dead_letter where body is null and transaction_id between $1 and $2"
     assert await full.fetchval(left, day.low, day.high) == 0
+
+
+async def test_a_step_copies_few_large_messages_into_dead_letters(full: Connection) -> None:
+    day, large = await oldest(full), 2**20
+    first = 'select min("offset") from outbox where transaction_id >= $1 and transaction_id < $2'
+    after: int = await full.fetchval(first, day.low, day.high)
+    await write_of_many_days(full, "dead_letter", 1, "reason = 'expired'", "died_at = now()")
+    # 100 messages of 1 MiB between small ones, and one that is larger than a step.
+    await full.execute(
+        "update half h set body = convert_to(repeat('x', case o.\"offset\" when $1 + 50 then $2::int else $3 end), "
+        "'utf8') "
+        'from outbox o where o.transaction_id = h.transaction_id and o."offset" >= $1 and o."offset" < $1 + 100',
+        after,
+        BODY_BYTES_AT_ONCE + large,
+        large,
+    )
+    copied = "select coalesce(sum(octet_length(body)), 0), count(body) from dead_letter"
+    steps: list[tuple[int, int]] = []
+    before = (0, 0)
+    place: UUID | None = day.low
+    while place is not None:
+        place = await keep_bodies(full, day, place)
+        size, rows = await full.fetchrow(copied)
+        steps.append((size - before[0], rows - before[1]))
+        before = size, rows
+    assert before[1] == 2 * await in_day(full, day)
+    assert all(read <= BODY_BYTES_AT_ONCE or rows == 1 for read, rows in steps), steps
+    assert len(steps) < 25
