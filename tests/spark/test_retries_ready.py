@@ -1,16 +1,17 @@
 """In the order of keys the next message of a key is judged, from the time since when nothing keeps it back."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 from pyspark.sql import SparkSession
 
-from spark.postgres.connections import open_snapshot
-from spark.sources.retries import write_ready
+from spark.postgres.connections import open_snapshot, partition_name
+from spark.sources.retries import EARLIER, READY, write_ready
 from tests.spark.days import days_ago, fill_day, prove, rows
 
 RETRY: LiteralString = """
@@ -195,3 +196,33 @@ def test_a_retry_behind_another_of_its_key_that_is_not_due_is_not_found(spark: S
     with psycopg.connect(day) as db:
         db.execute("update delivery_retry set due_at = now() - interval '2 hours' where \"offset\" = 10")
     assert overdue(day) == [("billing", 1)]
+
+
+ROWS, KEYS = 20_000, 100
+MANY: LiteralString = """
+insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at)
+select s.subscription_id, o.transaction_id, n, n, 'order', 'k' || mod(n, %s), 0, now() - interval '2 hours'
+from subscription s, (select * from outbox where "offset" = 2) o, generate_series(1, %s) n
+"""
+
+
+def read_of(plan: dict[str, Any], table: str) -> float:
+    """How many rows of a table a plan's node, and all below it, have read."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if plan.get("Relation Name") == table else 0
+    below: float = sum(read_of(child, table) for child in plan.get("Plans", []))
+    rows_read: float = own * plan["Actual Loops"] + below
+    return rows_read
+
+
+def test_the_retries_of_a_day_are_read_once_and_one_more_for_each_key(day: str) -> None:
+    with open_snapshot(day) as snapshot:
+        of_day = snapshot.day(days_ago(3))
+        names = {table: partition_name(table, of_day.day) for table in ("outbox", "receipt")}
+    seen = datetime.now(UTC).isoformat()
+    statement = READY.replace("{earlier}", EARLIER).format(low=of_day.low, high=of_day.high, seen=seen, **names)
+    with psycopg.connect(day) as db:
+        assert db.execute(MANY, [KEYS, ROWS]).rowcount == ROWS
+        db.execute("analyze delivery_retry")
+        [row] = db.execute(sql.SQL(f"explain (analyze, format json) {statement}")).fetchall()
+    assert row[0][0]["Plan"]["Actual Rows"] == KEYS
+    assert read_of(row[0][0]["Plan"], "delivery_retry") == ROWS + KEYS
