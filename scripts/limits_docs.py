@@ -227,6 +227,10 @@ PROCESSES = (
         "rows of a table that upkeep counts in one statement, before it removes a day",
     ),
     Limit("app.store.retention.day_ranges.PAGES_AT_ONCE", "pages of a table that it compares with the archive in one"),
+    Limit(
+        "app.store.retention.day_dead_letters.BODY_BYTES_AT_ONCE",
+        "bytes of messages that it copies into dead letters in one statement, or one message that is larger",
+    ),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(
         "app.server.known_heads.HEADS_MAX",
@@ -241,8 +245,12 @@ PROCESSES = (
     Limit("app.runtime.loop_lateness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
     Limit(
-        "app.lifecycle.database.LONGEST_RETRY_S",
+        "app.policy.server_restarts.LONGEST_WAIT_S",
         "the longest wait between two restarts of the embedded Postgres that cannot start, in seconds",
+    ),
+    Limit(
+        "app.policy.server_restarts.LONGEST_WAIT_OF_STARTED_S",
+        "the longest wait until it is restarted, in seconds, if it starts and dies again and again",
     ),
     Limit(
         "app.loops.live_settings.EVERY_S",

@@ -70,6 +70,8 @@ class Frames:
     differing_subscription: DataFrame | None = None
     # NEVER_DUE: the subscriptions with retries that are due later than planned. None: they were not compared.
     never_due: DataFrame | None = None
+    # READY_RETRY: the retries that are the next message of their key. None: they were not looked for.
+    ready_retry: DataFrame | None = None
     # OUT_OF_ORDER: the receipts that contradict the order of their key. None: they were not compared.
     out_of_order: DataFrame | None = None
     # WITHOUT_EVIDENCE: the verdicts that lack evidence, and evidence without its verdict. None: it was not compared.

@@ -262,6 +262,15 @@ long retries!
 string last!, due_at!
 """)
 
+# A retry of an ordered subscription that is the next message of its key, and since when nothing has kept it back.
+READY_RETRY = _schema("""
+string transaction_id!
+short position!
+int subscription_id!, replay!
+long offset!
+time ready_at!
+""")
+
 # A receipt of an ordered subscription whose message was sent before the previous one of its key was settled: the offset
 # of that one, and when it was settled.
 OUT_OF_ORDER = _schema("""
@@ -358,6 +367,7 @@ FOUND = {
     "wrong_delivery": WRONG_DELIVERY,
     "differing_subscription": DIFFERING_SUBSCRIPTION,
     "never_due": NEVER_DUE,
+    "ready_retry": READY_RETRY,
     "out_of_order": OUT_OF_ORDER,
     "audit_broken": AUDIT_BROKEN,
     "replay_incomplete": REPLAY_INCOMPLETE,

@@ -9,7 +9,7 @@ import psutil
 
 from app.embedded_postgres.binaries import Installation, clean_environment
 from app.embedded_postgres.errors import EmbeddedPostgresError
-from app.embedded_postgres.full_disk import find_full_disk
+from app.embedded_postgres.full_disk import find_full_disk, find_used_up_quota
 from app.embedded_postgres.initdb import last_lines
 from app.embedded_postgres.paths import ServerPaths
 from app.embedded_postgres.shutdown import has_ended, kill_server
@@ -92,13 +92,20 @@ def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: flo
 
 
 def _why_ended(paths: ServerPaths) -> str:
-    log_end = _log_end(paths)
+    startup_end, newest_end = _log_ends(paths)
+    log_end = f"{startup_end}\n{newest_end}"
     disk = find_full_disk(paths.pgdata, log_end)
     if disk is not None:
         return (
             f"The disk {disk.mount} is full ({disk.free_bytes / 2**20:.0f} MB are free), so Postgres cannot start in "
             f"{paths.home}. Enlarge the disk, or delete what is not Postgres's; never delete files of {paths.pgdata}. "
             f"Postgres's log is in {paths.log}."
+        )
+    mount = find_used_up_quota(paths.pgdata, startup_end, newest_end)
+    if mount is not None:
+        return (
+            f"A disk quota on {mount} is used up, so Postgres cannot start in {paths.home}. Raise the quota, or delete "
+            f"what is not Postgres's; never delete files of {paths.pgdata}. Postgres's log is in {paths.log}."
         )
     return (
         f"Postgres ended while it was starting in {paths.home}. The end of its log in {paths.log} says what to "
@@ -116,5 +123,14 @@ def _log_size(paths: ServerPaths) -> int:
 
 
 def _log_end(paths: ServerPaths) -> str:
-    newest = sorted(paths.log.glob("*.log"), key=lambda path: path.stat().st_mtime)[-1:]
-    return "\n".join(last_lines(path.read_text(errors="replace"), 10) for path in [_startup_log(paths), *newest])
+    return "\n".join(_log_ends(paths))
+
+
+def _log_ends(paths: ServerPaths) -> tuple[str, str]:
+    """Return the last lines of this start's own output, and of the server's log."""
+    newest = max(paths.log.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    startup, log = (
+        "" if path is None else last_lines(path.read_text(errors="replace"), 10)
+        for path in (_startup_log(paths), newest)
+    )
+    return startup, log

@@ -18,6 +18,7 @@ from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import current, head, migrate, refuse_newer, serves
 from app.operations.secret_rotation import Rotation, rotate
 from app.permissions import Caller
+from app.policy.server_restarts import LONGEST_WAIT_S, wait_s
 from app.runtime.loop_runner import wait
 from app.secrets.key_file import BadSecretsKeyFile, make_key_file, read_keys
 from app.secrets.status import missing_keys
@@ -28,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 
 WATCH_EVERY_S = 1.0
-# The wait after a restart of the embedded server, if it failed or the server died again; it doubles.
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.5, 30.0
 # `halfnote serve`, which starts the embedded server, tells its processes in it where the cluster is.
 HOME_VARIABLE = "HALFNOTE_EMBEDDED_POSTGRES_HOME"
 
@@ -200,7 +199,7 @@ async def _embedded(data_dir: Path) -> EmbeddedPostgres:
 async def watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
     """Restart the embedded server after it died. The commit lanes and the pool reconnect by themselves.
 
-    A server that cannot start, as on a full disk, or that dies again soon, is restarted ever more rarely.
+    A server that cannot start, as on a full disk, is restarted ever more rarely; one that dies again, a little later.
     """
     tried_at, retry_s, died = -inf, 0.0, False
     while True:
@@ -209,7 +208,7 @@ async def watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
             return
         if server.alive():
             died = False
-            if monotonic() - tried_at > LONGEST_RETRY_S:
+            if monotonic() - tried_at > LONGEST_WAIT_S:
                 retry_s = 0.0
             continue
         if not died:
@@ -217,11 +216,11 @@ async def watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
             log.warning("embedded_postgres_died")
         if monotonic() - tried_at < retry_s:
             continue
-        retry_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, 2 * retry_s))
         try:
             await asyncio.to_thread(server.restart)
-            died = False
+            died, retry_s = False, wait_s(retry_s, started=True)
             log.info("embedded_postgres_restarted")
         except Exception as error:
+            retry_s = wait_s(retry_s, started=False)
             log.error("embedded_postgres_not_restarted", error=str(error), retry_s=retry_s)
         tried_at = monotonic()

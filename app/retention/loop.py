@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 from time import monotonic
+from uuid import UUID
 
 import asyncpg
 import structlog
@@ -21,6 +22,7 @@ from app.store.proof.shared_settings import longest_id_skew_s
 from app.store.relay import announcements as announcement_store
 from app.store.retention import day_blockers, days, orphans
 from app.store.retention.days import Day
+from app.store.retention.index_plans import probe
 from app.store.subscriptions import redeliveries
 from app.verdicts import DayState
 
@@ -199,9 +201,8 @@ def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:
     """Delete what removed days, deleted subscriptions and old announcements left; resolve findings of removed days."""
-    for table in orphans.OF_GONE_DAYS:
-        while await orphans.clear_gone_days(connection, table, now - GONE_LATELY) == orphans.AT_ONCE:
-            pass
+    for gone in await days.gone_days(connection, now - GONE_LATELY):
+        await _clear_gone_day(connection, gone)
     # No run reads a removed day again, so no run resolves its findings.
     for day in await orphans.gone_days_with_findings(connection, now - RESOLVED_AFTER):
         while await orphans.resolve_findings(connection, day, now) == orphans.AT_ONCE:
@@ -216,6 +217,21 @@ async def clear_leftovers(connection: Connection, now: datetime) -> None:
     while await redeliveries.forget(connection, now) == redeliveries.FORGOTTEN_AT_ONCE:
         pass
     await announcement_store.forget(connection, now - ANNOUNCED_KEPT)
+
+
+async def _clear_gone_day(connection: Connection, day: Day) -> None:
+    """Delete what a removed day left. Rows of other days stay."""
+    for table in orphans.OF_GONE_DAY:
+        since: UUID | None = day.low
+        while since is not None:
+            async with connection.transaction():
+                await probe(connection)
+                since = await orphans.clear_gone_day(connection, table, day, since)
+    place: orphans.RetryPlace | None = orphans.BEFORE_RETRIES
+    while place is not None:
+        async with connection.transaction():
+            await probe(connection)
+            place = await orphans.clear_gone_retries(connection, day, place)
 
 
 async def clear_audit(connection: Connection, before: datetime) -> None:

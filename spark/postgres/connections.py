@@ -181,7 +181,7 @@ def connect(url: str) -> Connection:
 
 def _opened(url: str) -> Connection:
     try:
-        return psycopg.connect(
+        connection = psycopg.connect(
             _url_of(url).replace("postgresql+asyncpg://", "postgresql://", 1),
             autocommit=True,
             row_factory=dict_row,
@@ -194,6 +194,9 @@ def _opened(url: str) -> Connection:
         )
     except psycopg.Error as error:
         raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+    # A standby refuses the strictest level, which a database or a role may have for each statement.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
 
 
 def _url_of(address: str) -> str:
@@ -212,8 +215,9 @@ def _refuse_pooled(connection: Connection, url: str) -> None:
 
     There is such a pooler if two clients get the same backend, or one client gets several backends.
     """
-    before, another = _backend(connection), _opened(url)
+    another = _opened(url)
     try:
+        before = _backend(connection)
         with another.transaction():
             other, after = _backend(another), _backend(connection)
         shared = before == other or before != after
@@ -232,7 +236,9 @@ def _refuse_pooled(connection: Connection, url: str) -> None:
 
 
 def _backend(connection: Connection) -> int:
-    row = connection.execute("select pg_backend_pid() as pid").fetchone()
+    # In its own level, because the session has its settings only if it is not shared.
+    with connection.transaction():
+        row = connection.execute("select pg_backend_pid() as pid").fetchone()
     assert row is not None
     pid: int = row["pid"]
     return pid

@@ -23,6 +23,11 @@ IN_SNAPSHOT = (
 )
 # The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
 OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
+STRICT_STANDBY = """
+select from pg_settings
+where name = 'default_transaction_isolation' and reset_val = 'serializable' and pg_is_in_recovery()
+"""
+LEVEL = r"-c default_transaction_isolation=read\ committed"
 # How long a read that was ended may go on.
 ENDS_WITHIN_S = 30.0
 
@@ -79,6 +84,16 @@ class Readers:
                 self._first.close()
 
 
+def session_options(connection: "psycopg.Connection[Any]") -> dict[str, str]:
+    """Return libpq's parameter `options` for other sessions like a connection's, if they need it.
+
+    A driver's own statements come before it can be told of a level, and a standby refuses the strictest one, which a
+    database or a role may have. Otherwise there are none, because a pooler may refuse them.
+    """
+    row = connection.execute(STRICT_STANDBY).fetchone()
+    return {} if row is None else {"options": LEVEL}
+
+
 def _reach(connection: "psycopg.Connection[Any]") -> str:
     """Return libpq's parameters for the same server that a connection uses."""
     info = connection.info
@@ -95,4 +110,5 @@ def _reach(connection: "psycopg.Connection[Any]") -> str:
         keepalives_interval=10,
         keepalives_count=3,
         **{name: given[name] for name in OPTIONS if name in given},
+        **session_options(connection),
     )

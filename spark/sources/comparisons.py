@@ -38,6 +38,7 @@ FOUND: dict[str, tuple[str, Writes]] = {
     "wrong_delivery": ("compare deliveries", deliveries.write_wrong_deliveries),
     "differing_subscription": ("compare subscriptions", subscriptions.write_differing_subscriptions),
     "never_due": ("compare retries", retries.write_never_due),
+    "ready_retry": ("look for the next retries of keys", retries.write_ready),
     "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
     "audit_broken": ("compare the audit", audit_chain.write_broken),
     "replay_incomplete": ("compare replays", replays.write_incomplete),

@@ -233,6 +233,7 @@ def jdbc_to(connection: Connection) -> dict[str, Any]:
             "ApplicationName": "halfnote proof",
             "tcpKeepAlive": "true",
             **{ours: given[theirs] for theirs, ours in names.items() if theirs in given},
+            **readers.session_options(connection),
         },
     }
 

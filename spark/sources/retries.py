@@ -1,11 +1,15 @@
-"""Finds retries that are due later than the relay plans them: they hide a message that is never sent.
+"""Finds retries that are due later than the relay plans them: they hide a message that is never sent. And finds since
+when nothing keeps back the next message of a key.
 
-The comparison runs in Postgres, and one row for each subscription leaves it.
+The comparisons run in Postgres. One row for each subscription leaves the first one, and one for each key at most the
+second one.
 """
+
+from datetime import timedelta
 
 from pyspark.sql import SparkSession
 
-from spark.postgres.connections import Day, Snapshot
+from spark.postgres.connections import Day, Snapshot, partition_name
 from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A consumer that claims may hold a message, or give it back, for this long.
@@ -42,6 +46,63 @@ group by subscription_id, name
 """.replace("'{seen}'", "'{seen}'::timestamptz")  # noqa: S608 -- numbers of ours
 
 
+# Entries of the log of the day before in which an earlier message of a key is looked for.
+LOOKED_BACK = 100_000
+# A subscription that is ordered by key sends the messages of a key one after another, as the relay and the claims of
+# consumers have it (app/store/relay/retries.py, app/store/pull/ordered_claims.py): a message in delivery_retry waits
+# for each earlier one of its key there that was tried or is due, with `hold` for each that is dead, and while a claim
+# has one of the key. So the first of those that were tried or are due is the only one of its key that may be sent:
+# `heads`, one descent of delivery_retry_key for each key. It is ready from its due time, or since the last earlier
+# message of its key was settled: in memory, or in a claim, the worker may have had many of them. Without a head nothing
+# else is read. Served by dead_letter_key, the primary keys of pull_claim and receipt, and a scan of the log.
+READY = """
+with heads as materialized (
+  select k.*, b.transaction_id, b.position, b."offset", b.due_at from (
+    select distinct r.subscription_id, r.replay, r.key, s.on_dead
+    from delivery_retry r
+    join subscription s on s.subscription_id = r.subscription_id and s.ordered = 'key' and s.deleted_at is null
+    where r.transaction_id >= '{low}' and r.transaction_id < '{high}' and r.key is not null
+      and r.due_at <= '{seen}'
+  ) k cross join lateral (
+    select r.transaction_id, r.position, r."offset", r.due_at, r.leased_until
+    from delivery_retry r
+    where r.subscription_id = k.subscription_id and r.replay = k.replay and r.key = k.key
+      and (r.first_at is not null or r.due_at <= '{seen}')
+    order by r."offset" limit 1
+  ) b
+  where b.transaction_id >= '{low}' and b.transaction_id < '{high}' and b.due_at <= '{seen}'
+    and (b.leased_until is null or b.leased_until <= '{seen}')
+    and not (k.on_dead = 'hold' and exists (
+      select from dead_letter x where x.subscription_id = k.subscription_id and x.replay = k.replay and x.key = k.key
+        and x."offset" < b."offset"
+    ))
+    and not (k.replay = 0 and exists (
+      select from pull_claim c where c.subscription_id = k.subscription_id and (c.keys is null or exists (
+        select from unnest(c.keys) with ordinality m (key, n) where m.key = k.key and m.n <> all(c.settled)
+      ))
+    ))
+), settled as (
+  select subscription_id, replay, key, max(settled_at) as at from ({earlier}) e group by 1, 2, 3
+)
+select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offset",
+  to_char(greatest(h.due_at, s.at, (
+    select max(x.died_at) from dead_letter x where x.subscription_id = h.subscription_id and x.replay = h.replay
+      and x.key = h.key and x."offset" < h."offset"
+  )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
+from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
+""".replace("'{seen}'", "'{seen}'::timestamptz")
+EARLIER = """
+    select h.subscription_id, h.replay, h.key, r.settled_at
+    from heads h join {outbox} o on o.key = h.key and o."offset" < h."offset"
+    join {receipt} r on r.transaction_id = o.transaction_id and r.position = o.position
+      and r.subscription_id = h.subscription_id and r.replay = h.replay"""
+# Served by outbox_by_offset.
+OF_DAY_BEFORE = f"""
+    union all{EARLIER}
+    where o."offset" < (select max("offset") from heads)
+      and o."offset" >= (select min("offset") from heads) - {LOOKED_BACK}"""  # noqa: S608 -- a number of ours
+
+
 def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
     """Write the subscriptions with such retries of the day (schemas.NEVER_DUE) to files in `directory`; return their
     number.
@@ -57,3 +118,17 @@ def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory
         rows_of,
         whole=True,
     )
+
+
+def write_ready(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+    """Write the day's retries that are the next message of their key, and since when (schemas.READY_RETRY), to files in
+    `directory`; return their number.
+
+    Earlier messages of the key are those of the day, and the last of the day before. Without any, there is no
+    directory. Raises copy.FAILURES.
+    """
+    earlier = EARLIER
+    before = {table: partition_name(table, day.day - timedelta(days=1)) for table in ("outbox", "receipt")}
+    if snapshot.rows(f"select to_regclass('{before['outbox']}') is not null as found")[0]["found"]:
+        earlier += OF_DAY_BEFORE.format(**before)
+    return write_found(spark, snapshot, day, READY.replace("{earlier}", earlier), directory, rows_of, whole=True)

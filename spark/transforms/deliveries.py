@@ -5,7 +5,7 @@ from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.transforms.finding import delivery_id, findings, message_id
-from spark.transforms.joined import Joined
+from spark.transforms.joined import DELIVERY, Joined
 from spark.transforms.routes import before, must_be_there, routes
 
 
@@ -27,16 +27,24 @@ def delivery_late(j: Joined) -> DataFrame:
 def retry_overdue(j: Joined) -> DataFrame:
     """A subscription works, and its retries were due longer ago than the SLA: one finding for each name.
 
-    Without an attempt, a message of an ordered subscription waits for an earlier one of its key, which is judged.
+    A message of an ordered subscription waits for earlier ones of its key. Only the next one of a key is judged, and
+    from the time since when nothing keeps it back: see spark/sources/retries.py. If these were not looked for, those
+    with an attempt are judged.
     """
     on_time = before(j.seen_at, j.sla_s)
     asked = routes(j.whole).select("subscription_id", "name", "ordered", "works_since")
-    waits = F.expr("ordered = 'key' and key is not null and attempts = 0")
+    retries = j.whole.delivery_retry.join(F.broadcast(asked), "subscription_id")
+    kept_back = F.col("attempts") == 0
+    if j.whole.ready_retry is not None:
+        delivery = [*DELIVERY, "replay"]
+        retries = retries.join(j.whole.ready_retry.select(*delivery, "ready_at"), delivery, "left")
+        retries = retries.withColumn("due_at", F.coalesce("ready_at", "due_at"))
+        kept_back = F.col("ready_at").isNull()
+    waits = F.expr("ordered = 'key' and key is not null") & kept_back
     overdue = (F.col("due_at") <= on_time) & (F.col("works_since") <= on_time) & ~waits
     place = F.struct("due_at", "offset")
     found = (
-        j.whole.delivery_retry.join(F.broadcast(asked), "subscription_id")
-        .where(overdue)
+        retries.where(overdue)
         .groupBy("name")
         .agg(
             F.min_by("subscription_id", place).alias("subscription_id"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import os
 import shutil
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from app.embedded_postgres.full_disk import NO_SPACE, OVER_QUOTA, find_used_up_quota
 from app.embedded_postgres.paths import find_paths
 from app.embedded_postgres.stale_processes import backends_of, postmasters_of
 
@@ -398,6 +400,38 @@ async def test_recovery_without_progress_is_given_up(start, data_dir):
     assert nothing_runs_on(data_dir)
     recovery_signal.unlink()
     assert await value(start().url, "SELECT 1") == 1
+
+
+def test_used_up_quota_is_named_by_the_start_that_met_it(start, data_dir):
+    start().stop()
+    place = find_paths(data_dir)
+    recovery_signal = place.pgdata / "recovery.signal"
+    recovery_signal.touch()
+    # The shell's text reaches the server's log, and its code ends the server.
+    said = "could not write to file pg_wal/xlogtemp.7: Disk quota exceeded"
+    with pytest.raises(EmbeddedPostgresError) as failed:
+        start(settings={"restore_command": f"echo '{said}' >&2; exit 200"})
+    assert str(failed.value).startswith("A disk quota on ")
+    assert "Raise the quota" in str(failed.value)
+    assert str(place.log) in str(failed.value)
+    # A later start that fails for another reason.
+    with pytest.raises(EmbeddedPostgresError, match="says what to repair"):
+        start(settings={"restore_command": "exit 200"})
+    recovery_signal.unlink()
+    assert nothing_runs_on(data_dir)
+
+
+def test_quota_that_an_earlier_start_used_up_is_not_named(data_dir):
+    used_up = "PANIC:  could not write to file pg_wal/xlogtemp.7: Disk quota exceeded"
+    started = "LOG:  starting PostgreSQL 18.1\nFATAL:  could not load library"
+    assert find_used_up_quota(data_dir, "", f"{used_up}\n{started}") is None
+    assert find_used_up_quota(data_dir, "", f"{started}\n{used_up}") is not None
+    assert find_used_up_quota(data_dir, used_up, started) is not None
+
+
+def test_texts_of_a_full_disk_are_those_of_the_system():
+    assert os.strerror(errno.ENOSPC) == NO_SPACE
+    assert os.strerror(errno.EDQUOT) == OVER_QUOTA
 
 
 async def test_server_that_outlived_its_service_is_taken_over(start, service, data_dir):

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from app.database.connection import connect
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
-from app.lifecycle.database import FIRST_RETRY_S, watch
+from app.lifecycle.database import watch
+from app.policy.server_restarts import FIRST_WAIT_S
 
 FAILED = "embedded_postgres_not_restarted"
 
@@ -67,6 +68,6 @@ async def test_a_server_on_a_full_disk_is_restarted_ever_more_rarely_and_the_log
             await watching
             await asyncio.to_thread(server.kill)
     failed = [line for line in logs if line["event"] == FAILED]
-    assert [line["retry_s"] for line in failed] == [FIRST_RETRY_S * 2**n for n in range(len(failed))]
+    assert [line["retry_s"] for line in failed] == [FIRST_WAIT_S * 2**n for n in range(len(failed))]
     assert all(f"The disk {disk} is full" in line["error"] and "\n" not in line["error"] for line in failed)
     assert sum(line["event"] == "embedded_postgres_died" for line in logs) == 1

@@ -9,11 +9,11 @@ import pytest
 
 from app.database.connection import Connection
 from app.relay.loop import Relay
+from app.retention.loop import clear_leftovers
 from app.runtime.state import Runtime
 from app.store.relay.leases import Lease
 from app.store.relay.log import Reader, window
 from app.store.relay.results import NOTE, Batch, Settlement, settle
-from app.store.retention.orphans import clear_gone_days
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns
 from app.verdicts import DeliveryOutcome
@@ -135,7 +135,8 @@ async def test_the_counts_leave_with_their_day(
 ) -> None:
     batch = await settlements(client, runtime, db)
     await settle(db, runtime.owner, [batch], runtime.clock.now())
-    long_ago = runtime.clock.now() - timedelta(hours=1)
-    assert await clear_gone_days(db, "postponement", long_ago) == 0
+    await clear_leftovers(db, runtime.clock.now())
+    assert await db.fetchval("select count(*) from postponement") == 1
     await db.execute("update day set state = 'gone', changed_at = now()")
-    assert await clear_gone_days(db, "postponement", long_ago) == 1
+    await clear_leftovers(db, runtime.clock.now())
+    assert await db.fetchval("select count(*) from postponement") == 0

@@ -10,6 +10,7 @@ import pytest
 from app.database.connection import Connection
 from app.store.retention.day_blockers import AT_ONCE, REPLAYING, RETRIES_WAIT, WAITING
 from app.store.retention.day_dead_letters import (
+    BODY_BYTES_AT_ONCE,
     BURY_LATE,
     BURY_LOG,
     BURY_RETRIES,
@@ -22,7 +23,8 @@ from app.store.retention.day_dead_letters import (
 )
 from app.store.retention.days import Day, days, partition_name
 from app.store.retention.index_plans import probe
-from app.store.retention.orphans import OF_GONE_DAYS, clear_gone_days
+from app.store.retention.orphans import AT_ONCE as CLEARED_AT_ONCE
+from app.store.retention.orphans import BEFORE_RETRIES, RETRIES_OF_GONE_DAY, RetryPlace, clear_gone_retries
 from tests.coordinator.test_statement_plans import full
 from tests.support.days import subscribe
 from tests.support.explain import Scan, scans
@@ -297,24 +299,36 @@ async def test_retries_of_a_removed_day_are_found_among_those_of_others(full: Co
     day = await oldest(full)
     for subscription_id in (1, 2):
         await write_of_many_days(full, "delivery_retry", subscription_id, "due_at = now()")
-    await full.execute("update day set state = 'gone', changed_at = now() where day = $1", day.day)
-    await full.execute("set enable_seqscan = off")
-    since, streams, of_day = datetime.now(UTC) - timedelta(days=1), 4, 4 * await in_day(full, day)
+    # Of each subscription in live delivery and in a replay.
+    streams, of_day = 4, 4 * await in_day(full, day)
     # One of them has a copy of its message.
     await full.execute(
         "update delivery_retry set body = '' where ctid = (select ctid from delivery_retry where transaction_id < $1 "
         "order by transaction_id limit 1)",
         day.high,
     )
-    for rows in (of_day, 1):
-        found = await scans(full, OF_GONE_DAYS["delivery_retry"], ["timestamptz"], [since], generic=generic)
+    await full.execute("vacuum delivery_retry")
+    types = ["uuid", "uuid", "int", "int", "uuid"]
+    arguments = [
+        day.low,
+        day.high,
+        BEFORE_RETRIES.subscription_id,
+        BEFORE_RETRIES.replay,
+        BEFORE_RETRIES.transaction_id,
+    ]
+    for left in (of_day, 1):
+        rows = min(left, CLEARED_AT_ONCE)
+        found = await probed(full, RETRIES_OF_GONE_DAY, types, arguments, generic=generic)
         by_day = [scan for scan in found if "transaction_id" in scan.condition]
         assert [scan.index for scan in by_day] == ["delivery_retry_pkey"]
         assert all("subscription_id = " in one.condition and "replay = " in one.condition for one in by_day)
         # Those that are deleted are read once more.
         assert rows_of(found, "delivery_retry") <= 2 * rows + streams
-        assert await clear_gone_days(full, "delivery_retry", since) == rows - 1
+        place: RetryPlace | None = BEFORE_RETRIES
+        while place is not None:
+            place = await clear_gone_retries(full, day, place)
         await full.execute("vacuum delivery_retry")
+    assert await full.fetchval("select count(*) from delivery_retry where transaction_id < $1", day.high) == 1
 
 
 @BOTH_PLANS
@@ -362,3 +376,31 @@ async def test_a_step_that_copies_messages_into_dead_letters_does_not_pass_those
             since = await keep_bodies(full, day, since)
     left = "select count(*) from dead_letter where body is null and transaction_id between $1 and $2"
     assert await full.fetchval(left, day.low, day.high) == 0
+
+
+async def test_a_step_copies_few_large_messages_into_dead_letters(full: Connection) -> None:
+    day, large = await oldest(full), 2**20
+    first = 'select min("offset") from outbox where transaction_id >= $1 and transaction_id < $2'
+    after: int = await full.fetchval(first, day.low, day.high)
+    await write_of_many_days(full, "dead_letter", 1, "reason = 'expired'", "died_at = now()")
+    # 100 messages of 1 MiB between small ones, and one that is larger than a step.
+    await full.execute(
+        "update half h set body = convert_to(repeat('x', case o.\"offset\" when $1 + 50 then $2::int else $3 end), "
+        "'utf8') "
+        'from outbox o where o.transaction_id = h.transaction_id and o."offset" >= $1 and o."offset" < $1 + 100',
+        after,
+        BODY_BYTES_AT_ONCE + large,
+        large,
+    )
+    copied = "select coalesce(sum(octet_length(body)), 0), count(body) from dead_letter"
+    steps: list[tuple[int, int]] = []
+    before = (0, 0)
+    place: UUID | None = day.low
+    while place is not None:
+        place = await keep_bodies(full, day, place)
+        size, rows = await full.fetchrow(copied)
+        steps.append((size - before[0], rows - before[1]))
+        before = size, rows
+    assert before[1] == 2 * await in_day(full, day)
+    assert all(read <= BODY_BYTES_AT_ONCE or rows == 1 for read, rows in steps), steps
+    assert len(steps) < 25

@@ -5,14 +5,14 @@ Each case has a subscription and a topic of its own, with ten messages that it r
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark.transforms.rules import findings
-from tests.spark.frames import Day, born, message_id, plain_day
+from tests.spark.frames import Day, born, id_of, message_id, plain_day
 
 SLA_S = 3600.0
 HOUR = timedelta(hours=1)
@@ -73,6 +73,17 @@ class Case:
     def retry(self, message: int, **columns: Any) -> None:
         late = {"due_at": self.day.seen_at - 2 * HOUR, "topic": self.topic}
         self.day.delivery("delivery_retry", self.number * 20 + message, 0, self.number, **(late | columns))
+
+    def ready(self, message: int, at: datetime) -> None:
+        row = {
+            "transaction_id": id_of(self.number * 20 + message),
+            "position": 0,
+            "subscription_id": self.number,
+            "replay": 0,
+            "offset": self.offset(message),
+            "ready_at": at,
+        }
+        self.day.extra.setdefault("ready_retry", []).append(row)
 
 
 def all_receipts_and_the_checkpoint(case: Case) -> Found:
@@ -147,7 +158,17 @@ def a_retry_of_a_key_that_others_wait_for(case: Case) -> Found:
     case.versions({"ordered": "key"})
     case.lose(4, 5)
     case.retry(4, key="k")
+    case.ready(4, born(0))
+    case.retry(5, key="k")
+    return {("retry_overdue", case.name)}
+
+
+def a_retry_that_is_the_next_one_of_its_key(case: Case) -> Found:
+    # A redelivered dead letter, or a delayed message.
+    case.versions({"ordered": "key"})
+    case.lose(5)
     case.retry(5, key="k", attempts=0)
+    case.ready(5, born(0))
     return {("retry_overdue", case.name)}
 
 
@@ -188,6 +209,14 @@ def others_of_a_key_that_wait(case: Case) -> Found:
     case.versions({"ordered": "key"})
     case.lose(5)
     case.retry(5, key="k", attempts=0)
+    return set()
+
+
+def the_next_one_of_a_key_whose_last_one_was_settled_late(case: Case) -> Found:
+    case.versions({"ordered": "key"})
+    case.lose(5)
+    case.retry(5, key="k", attempts=0)
+    case.ready(5, case.day.seen_at - HOUR / 2)
     return set()
 
 
@@ -268,11 +297,13 @@ CASES: tuple[Callable[[Case], Found], ...] = (
     two_layouts_of_a_checkpoint,
     a_message_with_the_wanted_headers,
     a_retry_of_a_key_that_others_wait_for,
+    a_retry_that_is_the_next_one_of_its_key,
     two_subscriptions_with_one_name_that_are_late,
     retries_of_two_subscriptions_with_one_name,
     checkpoints_of_two_subscriptions_with_one_name,
     delayed_messages_that_were_passed_and_wait_nowhere,
     others_of_a_key_that_wait,
+    the_next_one_of_a_key_whose_last_one_was_settled_late,
     a_retry_that_is_late_within_the_sla,
     a_pause,
     a_pause_that_has_just_ended,

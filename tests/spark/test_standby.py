@@ -25,6 +25,7 @@ from spark.engine.progress import Progress
 from spark.errors import SnapshotLostError
 from spark.postgres.connections import open_snapshot
 from spark.proof.read_days import Wish, read_days
+from spark.sources.frames import jdbc_in
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
 from tests.support import postgres, shared_servers
 from tests.support.processes import free_port
@@ -187,3 +188,21 @@ def test_a_snapshot_that_the_standby_ended_is_lost(primary: Primary) -> None:
         # On a busy machine the server ends the session while a statement is on its way to it.
         with pytest.raises(SnapshotLostError, match=r"conflict with recovery|server closed the connection"):
             hold()
+
+
+@pytest.mark.slow
+def test_a_standby_whose_database_transactions_are_serializable_by_default_is_read(
+    primary: Primary, spark: SparkSession
+) -> None:
+    with psycopg.connect(primary.server.url) as db:
+        db.execute("create role strict superuser login password 'strict'")
+        db.execute("alter role strict set default_transaction_isolation = 'serializable'")
+    with primary.standby(PATIENT) as url:
+        parts = urlsplit(url)
+        strict = urlunsplit(parts._replace(netloc=f"strict:strict@{parts.netloc.rpartition('@')[2]}"))
+        assert prove(primary.server.url, "--read-url", strict, "--day", days_ago(2)) == 3
+        # As executors read.
+        with open_snapshot(strict) as snapshot:
+            assert spark.read.jdbc(**jdbc_in(snapshot), table="(select 1 as one) source").count() == 1
+    [run] = rows(primary.server.url, "select * from reconciliation_run")
+    assert (run["source"], run["state"], run["open"]) == ("standby", "findings", 1)

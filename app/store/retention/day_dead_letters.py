@@ -156,30 +156,43 @@ REPLAYS = {
     for table in ("delivery_retry", "dead_letter")
 }
 
+# The most dead letters that one statement copies, and the most bytes of their bodies, unless one body is larger.
+BODIES_AT_ONCE = 1000
+BODY_BYTES_AT_ONCE = 32 * 2**20
 # Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
 # by primary key, and updates by ctid, because a join would be planned as a scan of the whole table. It begins where the
-# last one ended: the index keeps the entries of those that were copied until a vacuum.
-BODIES_AT_ONCE = 1000
+# last one ended: the index keeps the entries of those that were copied until a vacuum. The size of a body is known
+# without reading it.
 KEEP_BODIES = f"""
 with uncopied as materialized (
-  select d.ctid as at from dead_letter d
+  select d.ctid as at, d.transaction_id, d.position, h.bytes from dead_letter d cross join lateral (
+    select octet_length(h.body) as bytes from half h
+    where h.transaction_id = d.transaction_id and h.position = d.position offset 0
+  ) h
   where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
     and exists (
-      select from half h where h.transaction_id = d.transaction_id and h.position = d.position offset 0
-    ) and exists (
       select from outbox o where o.transaction_id = d.transaction_id and o.position = d.position offset 0
     )
   order by d.transaction_id, d.position limit {BODIES_AT_ONCE} for update of d
+), chosen as materialized (
+  select at, transaction_id, position from (
+    select u.*, row_number() over earlier as number, sum(u.bytes) over earlier as total from uncopied u
+    window earlier as (order by u.transaction_id, u.position, u.at rows unbounded preceding)
+  ) u where number = 1 or total <= {BODY_BYTES_AT_ONCE}
+), copied as (
+  update dead_letter d set (producer_group, tag, headers, content_type, body, body_digest) = (
+      select h.producer_group, h.tag, h.headers, h.content_type, h.body, h.body_digest
+      from half h where h.transaction_id = d.transaction_id and h.position = d.position
+    ), committed_at = (
+      select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
+    )
+  where d.ctid = any(array(select at from chosen))
 )
-update dead_letter d set (producer_group, tag, headers, content_type, body, body_digest) = (
-    select h.producer_group, h.tag, h.headers, h.content_type, h.body, h.body_digest
-    from half h where h.transaction_id = d.transaction_id and h.position = d.position
-  ), committed_at = (
-    select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
-  )
-where d.ctid = any(array(select at from uncopied))
-returning d.transaction_id
-"""  # noqa: S608 -- a constant
+select transaction_id,
+  (select count(*) from uncopied) >= {BODIES_AT_ONCE} or
+  (select count(*) from uncopied) > (select count(*) from chosen) as more
+from chosen order by transaction_id desc, position desc limit 1
+"""  # noqa: S608 -- constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +318,13 @@ async def drop_confirmed(
 
 
 async def keep_bodies(connection: Connection, day: Day, since: UUID) -> UUID | None:
-    """Copy the messages of up to BODIES_AT_ONCE of the day's dead letters into them, beginning with an id.
+    """Copy the messages of the day's next dead letters into them, beginning with an id.
 
-    Return the id to go on from, or None: these were the last.
+    Up to BODIES_AT_ONCE, and up to BODY_BYTES_AT_ONCE of bodies or one. Return the id to go on from, or None: these
+    were the last.
     """
-    copied = [row[0] for row in await connection.fetch(KEEP_BODIES, since, day.high)]
-    return max(copied) if len(copied) == BODIES_AT_ONCE else None
+    row = await connection.fetchrow(KEEP_BODIES, since, day.high)
+    return row["transaction_id"] if row is not None and row["more"] else None
 
 
 def _buried(row: Any, first: int) -> Buried | None:

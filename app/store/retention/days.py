@@ -18,6 +18,7 @@ from app.verdicts import DayState
 COLUMNS = "day, low, high, state, decided, archive, held, changed_at"
 
 DAYS = f"select {COLUMNS} from day order by day"  # noqa: S608 -- names of columns
+GONE_DAYS = f"select {COLUMNS} from day where state = 'gone' and changed_at > $1 order by day"  # noqa: S608
 # A person who ends a day by hand may set its state alone.
 HELD_DAYS = f"select {COLUMNS} from day where held <> '{{}}' and state <> 'gone' order by day"  # noqa: S608
 
@@ -90,6 +91,11 @@ async def days(connection: Connection) -> list[Day]:
 async def held_days(connection: Connection) -> list[Day]:
     """Return the days that are kept past their retention, oldest first."""
     return [_day(row) for row in await connection.fetch(HELD_DAYS)]
+
+
+async def gone_days(connection: Connection, since: datetime) -> list[Day]:
+    """Return the days that were removed after a time, oldest first."""
+    return [_day(row) for row in await connection.fetch(GONE_DAYS, since)]
 
 
 async def day_of(connection: Connection, transaction_id: UUID) -> Day | None:

@@ -1,44 +1,57 @@
 """Delete rows of the small tables whose transaction or subscription is gone, and resolve findings of removed days."""
 
+from dataclasses import dataclass
 from datetime import date, datetime
+from uuid import UUID
 
 from app.database.connection import Connection
 from app.store.relay.leases import LeaseKind
+from app.store.retention.days import Day
 from app.store.subscriptions.replays import clear_retries
 
 # The most rows that one statement deletes, so that no statement takes long.
 AT_ONCE = 10_000
 
-# By the primary key range of each day that was removed lately. A day is removed only once, so earlier days have no rows
-# left.
-OF_GONE_DAYS = {
+# The next rows of a removed day, from the id $1, by primary key. An earlier step's rows stay in the index until a
+# vacuum, so each step begins where the last one ended, at its last id: a transaction may have more than one row. A row
+# that changes meanwhile is left to a later turn.
+OF_GONE_DAY = {
     table: f"""
-delete from {table} where ctid = any(array(
-  select t.ctid from day d join {table} t on t.transaction_id >= d.low and t.transaction_id < d.high
-  where d.state = 'gone' and d.changed_at > $1 limit {AT_ONCE}
-))"""  # noqa: S608 -- names of tables
+with span as materialized (
+  select t.ctid as at, t.transaction_id from {table} t
+  where t.transaction_id >= $1 and t.transaction_id < $2 order by t.transaction_id limit {AT_ONCE}
+), gone as (
+  delete from {table} where ctid = any(array(select at from span))
+)
+select transaction_id, (select count(*) from span) >= {AT_ONCE} as more
+from span order by transaction_id desc limit 1
+"""  # noqa: S608 -- names of tables
     for table in ("check_back", "postponement", "reissue")
 }
-# The same for each subscription and replay that has retries (OFFSET 0): before Postgres 18, conditions on a day without
-# these first columns of the primary key read all retries. A retry with its own copy of the message continues without
-# its day.
-OF_GONE_DAYS["delivery_retry"] = f"""
+# The same for each subscription and replay that has retries, from the id $5 of ($3, $4): before Postgres 18, conditions
+# on a day without these first columns of the primary key read all retries. A retry with its own copy of the message
+# continues without its day.
+RETRIES_OF_GONE_DAY = f"""
 with recursive streams as (
-  (select r.subscription_id, r.replay from delivery_retry r order by r.subscription_id, r.replay limit 1)
+  select $3::int as subscription_id, $4::int as replay, $5::uuid as since
   union all
-  select n.subscription_id, n.replay from streams s, lateral (
+  select n.subscription_id, n.replay, $1::uuid from streams s, lateral (
     select r.subscription_id, r.replay from delivery_retry r
     where (r.subscription_id, r.replay) > (s.subscription_id, s.replay) order by r.subscription_id, r.replay limit 1
   ) n
-)
-delete from delivery_retry where ctid = any(array(
-  select t.at from day d, streams s, lateral (
-    select r.ctid as at from delivery_retry r
+), span as materialized (
+  select t.* from streams s, lateral (
+    select r.ctid as at, r.subscription_id, r.replay, r.transaction_id from delivery_retry r
     where r.subscription_id = s.subscription_id and r.replay = s.replay
-      and r.transaction_id >= d.low and r.transaction_id < d.high and r.body is null offset 0
-  ) t
-  where d.state = 'gone' and d.changed_at > $1 limit {AT_ONCE}
-))"""  # noqa: S608 -- a number of ours
+      and r.transaction_id >= s.since and r.transaction_id < $2 and r.body is null
+    order by r.transaction_id, r.position offset 0
+  ) t limit {AT_ONCE}
+), gone as (
+  delete from delivery_retry where ctid = any(array(select at from span))
+)
+select subscription_id, replay, transaction_id, (select count(*) from span) >= {AT_ONCE} as more
+from span order by subscription_id desc, replay desc, transaction_id desc limit 1
+"""  # noqa: S608 -- a number of ours
 
 # By the first column of the primary key, for the few subscriptions that are tombstones.
 OF_DELETED_SUBSCRIPTIONS = {
@@ -95,9 +108,36 @@ update finding set resolved_at = $2 where ctid = any(array(
 ))"""  # noqa: S608 -- a number of ours
 
 
-async def clear_gone_days(connection: Connection, table: str, since: datetime) -> int:
-    """Delete up to AT_ONCE rows of transactions whose day went after `since`; return how many."""
-    return _count(await connection.execute(OF_GONE_DAYS[table], since))
+@dataclass(frozen=True, slots=True)
+class RetryPlace:
+    """A place in the primary key of delivery_retry."""
+
+    subscription_id: int
+    replay: int
+    transaction_id: UUID
+
+
+# Before every retry: ids of subscriptions are positive.
+BEFORE_RETRIES = RetryPlace(0, 0, UUID(int=0))
+
+
+async def clear_gone_day(connection: Connection, table: str, day: Day, since: UUID) -> UUID | None:
+    """Delete up to AT_ONCE rows of a removed day's transactions, beginning with an id.
+
+    Return the id to go on from, or None: these were the last.
+    """
+    row = await connection.fetchrow(OF_GONE_DAY[table], since, day.high)
+    return row["transaction_id"] if row is not None and row["more"] else None
+
+
+async def clear_gone_retries(connection: Connection, day: Day, since: RetryPlace) -> RetryPlace | None:
+    """Delete up to AT_ONCE retries of a removed day's messages, but for those with an own copy, beginning with a place.
+
+    Return the place to go on from, or None: these were the last.
+    """
+    place = (since.subscription_id, since.replay, since.transaction_id)
+    row = await connection.fetchrow(RETRIES_OF_GONE_DAY, day.low, day.high, *place)
+    return RetryPlace(*row[:3]) if row is not None and row["more"] else None
 
 
 async def gone_days_with_findings(connection: Connection, before: datetime) -> list[date]:

@@ -1,0 +1,228 @@
+"""In the order of keys the next message of a key is judged, from the time since when nothing keeps it back."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from spark.postgres.connections import open_snapshot, partition_name
+from spark.sources.retries import EARLIER, READY, write_ready
+from tests.spark.days import days_ago, fill_day, prove, rows
+
+RETRY: LiteralString = """
+insert into delivery_retry (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
+  due_at, leased_until)
+select subscription_id, %s, transaction_id, 0, "offset", 'order', %s, %s, {first_at}, {due_at}, {leased}
+from outbox, subscription where "offset" = %s
+"""
+DEAD: LiteralString = """
+insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, key, attempts, reason, died_at)
+select subscription_id, transaction_id, 0, "offset", 'order', 'k', 1, 'refused', now() - interval '1 minute'
+from outbox, subscription where "offset" = %s
+"""
+CLAIM: LiteralString = """
+insert into pull_claim (subscription_id, lowest, size, settled, claimed_at, held_until, sweep_at, transaction_ids,
+  positions, keys)
+select subscription_id, "offset", 1, %s, now(), now() + interval '1 hour', now(), array[transaction_id], '{0}', '{k}'
+from outbox, subscription where "offset" = %s
+"""
+DUE, RECENT = "2 hours", "1 minute"
+# The message of the offset 5 waits in each case without a try, due for two hours. What is beside it, an earlier message
+# of its key if none is named otherwise; and the next message of the key, and for how long it has been ready.
+CASES: dict[str, tuple[int, str] | None] = {
+    "nothing": (5, DUE),
+    "one that is due": (3, DUE),
+    "one that was tried": None,
+    "one that was tried and is due": (3, DUE),
+    "one that is sent": None,
+    "one that was being sent": (3, DUE),
+    "one that is delayed": (5, DUE),
+    "a later one": (5, DUE),
+    "one of another key": (5, DUE),
+    "one of a replay": (5, DUE),
+    "one of the day before": None,
+    "one that was settled": (5, RECENT),
+    "one of the day before that was settled": (5, RECENT),
+    "a later one that was settled": (5, DUE),
+    "one of another key that was settled": (5, DUE),
+    "one of a replay that was settled": (5, DUE),
+    "a dead one": (5, RECENT),
+    "a dead one that holds its key": None,
+    "a claimed one": None,
+    "a claimed one that was settled": (5, DUE),
+}
+SETTLED = {
+    "one that was settled": 3,
+    "one of the day before that was settled": 1,
+    "a later one that was settled": 7,
+    "one of another key that was settled": 3,
+    "one of a replay that was settled": 3,
+}
+
+
+def retry(
+    dsn: str,
+    offset: int,
+    *,
+    key: str | None = "k",
+    replay: int = 0,
+    first_at: LiteralString = "null",
+    due_at: LiteralString = "now() - interval '2 hours'",
+    leased: LiteralString = "null",
+) -> None:
+    """Store a retry of a message; it has an attempt if it has a first one."""
+    with psycopg.connect(dsn) as db:
+        attempts = int(first_at != "null")
+        statement = RETRY.format(first_at=first_at, due_at=due_at, leased=leased)
+        assert db.execute(statement, [replay, key, attempts, offset]).rowcount == 1
+        if not replay:
+            db.execute('delete from receipt where "offset" = %s', [offset])
+
+
+def beside(dsn: str, what: str) -> None:
+    """Store what is beside the message."""
+    later: LiteralString = "now() + interval '2 hours'"
+    if what == "one that is due":
+        retry(dsn, 3)
+    elif what == "one that was tried":
+        retry(dsn, 3, first_at="now()", due_at=later)
+    elif what == "one that was tried and is due":
+        retry(dsn, 3, first_at="now()")
+    elif what == "one that is sent":
+        retry(dsn, 3, leased="now() + interval '1 minute'")
+    elif what == "one that was being sent":
+        retry(dsn, 3, leased="now() - interval '1 minute'")
+    elif what == "one that is delayed":
+        retry(dsn, 3, due_at=later)
+    elif what == "a later one":
+        retry(dsn, 7)
+    elif what == "one of another key":
+        retry(dsn, 3, key="other", first_at="now()", due_at=later)
+    elif what == "one of a replay":
+        retry(dsn, 3, replay=1, first_at="now()", due_at=later)
+    elif what == "one of the day before":
+        retry(dsn, 1, first_at="now()", due_at=later)
+    elif what in SETTLED:
+        with psycopg.connect(dsn) as db:
+            if "another key" in what:
+                db.execute("update outbox set key = 'other' where \"offset\" = %s", [SETTLED[what]])
+            changed = "update receipt set settled_at = now() - interval '1 minute', replay = %s where \"offset\" = %s"
+            assert db.execute(changed, [int("replay" in what), SETTLED[what]]).rowcount == 1
+    elif what.startswith("a dead one"):
+        rows(dsn, "update subscription set on_dead = %s returning 1", "hold" if "holds" in what else "release")
+        with psycopg.connect(dsn) as db:
+            db.execute(DEAD, [3])
+    elif what.startswith("a claimed one"):
+        with psycopg.connect(dsn) as db:
+            db.execute(CLAIM, ["{1}" if "settled" in what else "{}", 3])
+
+
+@pytest.fixture
+def day(dsn: str) -> str:
+    """Two days of an ordered subscription, the second from the offset 2 on."""
+    fill_day(dsn, days_ago(4), 1)
+    fill_day(dsn, days_ago(3), 10, first=2)
+    with psycopg.connect(dsn) as db:
+        db.execute("update outbox set key = 'k'")
+        db.execute("update subscription set ordered = 'key'")
+    return dsn
+
+
+def ready(spark: SparkSession, dsn: str, path: Path) -> dict[int, str]:
+    """By offset, the messages that are ready, and for how long."""
+    with open_snapshot(dsn) as snapshot:
+        number = write_ready(spark, snapshot, snapshot.day(days_ago(3)), str(path))
+        seen = snapshot.seen_at
+    lines = [json.loads(line) for one in path.glob("*.json") for line in one.read_text().splitlines()]
+    assert len(lines) == number
+    ages = {line["offset"]: seen - datetime.fromisoformat(line["ready_at"]) for line in lines}
+    return {offset: DUE if age > timedelta(hours=1) else RECENT for offset, age in ages.items()}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_the_next_message_of_a_key_is_ready_since_the_last_one_was_settled(
+    spark: SparkSession, day: str, tmp_path: Path, what: str
+) -> None:
+    retry(day, 5)
+    beside(day, what)
+    wanted = CASES[what]
+    assert ready(spark, day, tmp_path / "ready") == ({} if wanted is None else dict([wanted]))
+
+
+def test_a_key_without_an_order_has_no_next_message(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    retry(day, 3, key=None)
+    retry(day, 5, key=None)
+    assert ready(spark, day, tmp_path / "keyless") == {}
+    rows(day, "update delivery_retry set key = 'k' returning 1")
+    rows(day, "update subscription set ordered = 'none' returning 1")
+    assert ready(spark, day, tmp_path / "unordered") == {}
+
+
+def overdue(dsn: str) -> list[tuple[str, int]]:
+    """The subjects of the open findings, and their numbers of retries, after a proof of the day."""
+    prove(dsn, "--day", days_ago(3))
+    found = rows(dsn, "select subject, detail from finding where kind = 'retry_overdue' and resolved_at is null")
+    return [(one["subject"], one["detail"]["retries"]) for one in found]
+
+
+def test_a_redelivered_message_that_no_worker_sends_is_found_and_a_slow_key_is_not(
+    spark: SparkSession, day: str
+) -> None:
+    """They are in the order of a key, and have no attempt."""
+    for offset in (11, 10):
+        retry(day, offset)
+    with psycopg.connect(day) as db:
+        db.execute(
+            'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, '
+            "died_because, attempts) select subscription_id, 0, transaction_id, 0, \"offset\", 'redelivered', "
+            "now() - interval '2 hours', now() - interval '3 hours', 'refused', 0 from outbox, subscription "
+            'where "offset" in (10, 11)'
+        )
+    assert overdue(day) == [("billing", 1)]
+    rows(day, "update receipt set settled_at = now() - interval '1 minute' where \"offset\" = 9 returning 1")
+    assert overdue(day) == []
+
+
+def test_a_retry_behind_another_of_its_key_that_is_not_due_is_not_found(spark: SparkSession, day: str) -> None:
+    """It was tried before the earlier one was redelivered."""
+    retry(day, 10, first_at="now() - interval '1 hour'", due_at="now() + interval '1 hour'")
+    retry(day, 11, first_at="now() - interval '3 hours'")
+    assert overdue(day) == []
+    with psycopg.connect(day) as db:
+        db.execute("update delivery_retry set due_at = now() - interval '2 hours' where \"offset\" = 10")
+    assert overdue(day) == [("billing", 1)]
+
+
+ROWS, KEYS = 20_000, 100
+MANY: LiteralString = """
+insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at)
+select s.subscription_id, o.transaction_id, n, n, 'order', 'k' || mod(n, %s), 0, now() - interval '2 hours'
+from subscription s, (select * from outbox where "offset" = 2) o, generate_series(1, %s) n
+"""
+
+
+def read_of(plan: dict[str, Any], table: str) -> float:
+    """How many rows of a table a plan's node, and all below it, have read."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if plan.get("Relation Name") == table else 0
+    below: float = sum(read_of(child, table) for child in plan.get("Plans", []))
+    rows_read: float = own * plan["Actual Loops"] + below
+    return rows_read
+
+
+def test_the_retries_of_a_day_are_read_once_and_one_more_for_each_key(day: str) -> None:
+    with open_snapshot(day) as snapshot:
+        of_day = snapshot.day(days_ago(3))
+        names = {table: partition_name(table, of_day.day) for table in ("outbox", "receipt")}
+    seen = datetime.now(UTC).isoformat()
+    statement = READY.replace("{earlier}", EARLIER).format(low=of_day.low, high=of_day.high, seen=seen, **names)
+    with psycopg.connect(day) as db:
+        assert db.execute(MANY, [KEYS, ROWS]).rowcount == ROWS
+        db.execute("analyze delivery_retry")
+        [row] = db.execute(sql.SQL(f"explain (analyze, format json) {statement}")).fetchall()
+    assert row[0][0]["Plan"]["Actual Rows"] == KEYS
+    assert read_of(row[0][0]["Plan"], "delivery_retry") == ROWS + KEYS
