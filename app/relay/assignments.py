@@ -38,7 +38,8 @@ UNAVAILABLE_FOR = timedelta(seconds=30)
 UNHELD_FOR = timedelta(seconds=30)
 UNHELD_AGAIN_FOR = timedelta(seconds=6)
 RATES_EVERY = timedelta(seconds=5)
-# How often a full stream looks for rows that upkeep removed. It reads all rows that are held.
+# How often a full stream looks for rows that upkeep removed, and for due ones that it has not reached. It reads all
+# rows that are held.
 ROOM_EVERY = timedelta(seconds=30)
 # By how much the clock of the process that redelivered a message may be ahead of this one's.
 CLOCKS_APART = timedelta(seconds=5)
@@ -359,7 +360,10 @@ class Assignments:
         return None if live is None or live.closing or live.lost else live
 
     async def _make_room(self, connection: Connection) -> None:
-        """Let full streams forget the rows that upkeep removed with their day: else they would read nothing more."""
+        """Let full streams forget the rows that upkeep removed with their day: else they would read nothing more.
+
+        And let them read on to rows that are due now and ahead of what they have read: else no claim takes those.
+        """
         for shard, stream in self.streams.items():
             keys = stream.queue.keys
             if keys is None or not keys.held_full:
@@ -370,6 +374,7 @@ class Assignments:
             until = self._runtime.clock.now() + CLOCKS_APART
             stored = await checkpoints.stored_keys(connection, shard, until)
             keys.removed(settled.difference(*stored.values()))
+            keys.stored_ahead(stored)
 
     async def _free_dead_keys(self, connection: Connection) -> None:
         """Free the keys whose dead letters a person redelivered or discarded."""

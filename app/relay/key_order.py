@@ -76,8 +76,8 @@ class KeyOrder:
     def held_full(self) -> bool:
         """Whether the number of held messages is at the limit.
 
-        Not while rows are ahead: they can be claimed only once the log has reached them. What is left before them is
-        what the former holder had in memory, or after a change of `shards` what the slowest shard had still to read.
+        Not while due rows are ahead: they can be claimed only once the log has reached them. What is left before them
+        is what the former holder had in memory, or after a change of `shards` what the slowest shard had still to read.
         """
         return self._held >= HELD_MOST and not self._ahead
 
@@ -231,6 +231,15 @@ class KeyOrder:
         for key in keys:
             self.dead.discard(key)
             self._note(key, stored.get(key, ()))
+
+    def stored_ahead(self, stored: Mapping[str, Iterable[int]]) -> None:
+        """Note rows that are ahead of what the log has reached, so that the log is read up to them.
+
+        `stored` is as for a new KeyOrder. It has rows of delayed messages that were not due then, and of redelivered
+        ones.
+        """
+        for key, offsets in stored.items():
+            self._note(key, [offset for offset in offsets if offset > self._reached])
 
     def reach(self, offset: int) -> None:
         """Note that the log was read up to an offset: the rows up to there hold later messages of their keys."""

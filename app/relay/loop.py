@@ -23,7 +23,7 @@ from app.store.relay.announcements import Announcement, announce
 from app.store.relay.checkpoints import Shard, set_breaker
 from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, read_bodies, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
-from app.store.relay.retries import claim_retries, is_full
+from app.store.relay.retries import FoundRetries, claim_retries, is_full
 from app.store.relay.settle_numbers import is_last_settle, number_settle
 from app.store.subscriptions.subscriptions import disable
 from app.topic_patterns import is_reserved
@@ -44,9 +44,9 @@ BURST = 3
 # How often assignments are refreshed, and how often due retries are claimed.
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
-# After a claim that found nothing, as many times its duration pass before the next regular one, within a limit: a claim
-# passes all rows that wait behind a failed message of their key, thousands for hours. One claim serves all streams, so
-# the retries of other subscriptions wait as well.
+# After a claim that found nothing for a stream with due rows, as many times its duration pass before the next regular
+# one of that stream, within a limit: a claim passes all rows that wait behind a failed message of their key, thousands
+# for hours. The other streams are claimed for meanwhile.
 CLAIM_REST_TIMES, CLAIM_REST_MOST = 20, timedelta(seconds=5)
 # A claimed retry that is not settled may be claimed again after this: the stream that still has it goes on with the new
 # claim. A new holder of the shard frees it at once.
@@ -80,7 +80,6 @@ class Relay:
         self._retries_wait = True
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
-        self._claims_every = RETRIES_EVERY
         # A settle in a database transaction whose commit got no answer.
         self._unknown: UnknownSettle | None = None
 
@@ -190,7 +189,7 @@ class Relay:
             at_head = not self._direct
         reads_head = at_head or due(self._head_at, timedelta(seconds=runtime.settings.lag_refresh_s), now)
         reclaiming = any(stream.outcomes.reclaim for stream in streams)
-        claims = reclaiming or due(self._retries_at, self._claims_every, now)
+        claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
         if not (reads_head or claims):
             return groups
         async with runtime.database.keyed() as connection:
@@ -211,31 +210,30 @@ class Relay:
     async def _claim_retries(
         self, runtime: Runtime, connection: Connection, now: datetime, *, any_wait: bool = True
     ) -> None:
+        self._retries_at = now
+        with_room = [
+            (s, claimant) for s in self.streams.values() if (claimant := s.claimant(self._head, now)) is not None
+        ]
         for stream in self.streams.values():
             stream.outcomes.reclaim = False
-        self._retries_at, self._claims_every = now, RETRIES_EVERY
         if not any_wait:
             for stream in self.streams.values():
                 stream.sender.no_retry_due()
             return
-        with_room = [
-            (s, claimant) for s in self.streams.values() if (claimant := s.claimant(self._head, now)) is not None
-        ]
         claimants = [claimant for _, claimant in with_room]
         with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
             until, began = now + RETRY_LEASE, monotonic()
             claimed = await claim_retries(connection, runtime.owner, claimants, until, now) if claimants else []
-        if not any(claimed):
-            rest = timedelta(seconds=CLAIM_REST_TIMES * (monotonic() - began))
-            self._claims_every = min(max(RETRIES_EVERY, rest), CLAIM_REST_MOST)
-        for (stream, _), messages in zip(with_room, claimed, strict=True):
-            if messages:
-                stream.retry(messages, until, now)
+        rest = timedelta(seconds=CLAIM_REST_TIMES * (monotonic() - began))
+        for stream in _in_vain([stream for stream, _ in with_room], claimed):
+            stream.rest_claims(min(rest, CLAIM_REST_MOST), now)
+        for (stream, _), found in zip(with_room, claimed, strict=True):
+            if found.messages:
+                stream.retry(found.messages, until, now)
             else:
                 stream.sender.no_retry_due()
         # If all room was used, more may be due, so the next turn claims again.
-        full = any(is_full(claimant, found) for claimant, found in zip(claimants, claimed, strict=True))
-        if full:
+        if any(is_full(claimant, found.messages) for claimant, found in zip(claimants, claimed, strict=True)):
             self._retries_at = None
 
     async def _read_and_settle(self, runtime: Runtime, groups: list[list[Stream]], now: datetime) -> None:
@@ -366,6 +364,17 @@ class Relay:
                 lags[stream.subscription.name] = max(age_s, shard_age_s), messages + more
         runtime.metrics.relay.show_lags("relay", lags)
         runtime.metrics.relay.show_limits_used("relay", used)
+
+
+def _in_vain(streams: Sequence[Stream], claimed: Sequence[FoundRetries]) -> list[Stream]:
+    """Return the streams for which a claim passed rows in vain: those with many of them, if any has many.
+
+    Few rows can be slow too, for example behind many delayed ones. Then the time is theirs only if nothing was claimed.
+    """
+    many = [stream for stream, found in zip(streams, claimed, strict=True) if found.passed_many]
+    if many or any(found.messages for found in claimed):
+        return many
+    return [stream for stream, found in zip(streams, claimed, strict=True) if found.passed]
 
 
 def _reads_for(stream: Stream, messages: Sequence[Outgoing]) -> bool:

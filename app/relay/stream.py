@@ -61,6 +61,8 @@ class Stream:
         self.expiry = expiry_of(source, self.window)
         self._looked_through_at: datetime | None = None
         self._claimed = ClaimedRetries()
+        # When its retries were claimed in vain, and for how long no regular claim follows.
+        self._claim_rest: tuple[datetime, timedelta] | None = None
         self.breaker = BreakerControl(subscription.name, context.metrics, start.breaker)
         replay = source.shard.replay
         self.outcomes = StreamOutcomes(
@@ -120,12 +122,13 @@ class Stream:
     def claimant(self, head: int, now: datetime) -> Claimant | None:
         """Return how many retries the stream can take: half of its slots, so that new messages have the others.
 
-        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room. In the
-        order of keys, the messages of one key use one slot, and those after the stream's position are left: earlier
-        ones may be still in the log only. At the end of the log, whose last offset is `head`, none can be: retries may
-        be after it, if the log of their day is gone, or a person ended their replay before them.
+        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room, or a claim
+        in vain was not long ago. In the order of keys, the messages of one key use one slot, and those after the
+        stream's position are left: earlier ones may be still in the log only. At the end of the log, whose last offset
+        is `head`, none can be: retries may be after it, if the log of their day is gone, or a person ended their replay
+        before them.
         """
-        if not (self._reads and self.outcomes.sends):
+        if not (self._reads and self.outcomes.sends) or self._rests_from_claims(now):
             return None
         most, rate = (self._limit + 1) // 2, self.subscription.rate_per_s
         if self.breaker.open:
@@ -149,6 +152,12 @@ class Stream:
             hold=self._hold_dead,
             reached=self.position if self.window.is_behind(head) else NEWEST,
         )
+
+    def _rests_from_claims(self, now: datetime) -> bool:
+        if self._claim_rest is None or self.outcomes.reclaim:
+            return False
+        at, rest = self._claim_rest
+        return abs(now - at) < rest
 
     def wants_settle(self, now: datetime) -> bool:
         """Return whether there are outcomes to record or a checkpoint to move."""
@@ -254,6 +263,10 @@ class Stream:
             messages = self._behind_no_retry(messages, now)
         self.queue.admit_retries(messages)
         self.sender.fill()
+
+    def rest_claims(self, rest: timedelta, now: datetime) -> None:
+        """Note that a claim at `now` passed the stream's rows in vain: no regular one follows before `rest` is over."""
+        self._claim_rest = now, rest
 
     def _behind_no_retry(self, claimed: Sequence[Outgoing], now: datetime) -> list[Outgoing]:
         """Give back claimed messages whose key has a retry before them that is not recorded; return the others.

@@ -18,6 +18,7 @@ from app.relay.stream import Stream
 from app.runtime.state import Runtime
 from app.store.relay import log
 from app.store.relay.log import NEWEST, Reader, window
+from app.store.relay.retries import MANY_DUE
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns
 from tests.support.check_responder import Responder
@@ -290,25 +291,42 @@ async def test_a_relay_at_rest_takes_new_streams_and_retries(
         await relay.drain(runtime)
 
 
-async def test_claims_that_pass_many_rows_in_vain_are_made_less_often(
-    client: httpx.AsyncClient, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch, asked: list[str]
-) -> None:
-    """A message that waits for its retry keeps those of its key back, which each claim passes."""
-    now, spent_s = runtime.clock.now(), [0.0]
+@pytest.fixture
+def slow_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim takes 0.1 s by the clock that measures it."""
+    spent_s = [0.0]
 
     def after_each_claim() -> float:
         # The time of the next reading, as if the claim between two of them took 0.1 s.
         spent_s[0] += 0.1
         return spent_s[0]
 
-    async with Responder() as receiver:
-        receiver.status = 500
-        relay, stream = await opened(client, runtime, receiver, now)
-        await publish(client, order(1))
-        await turn_until(relay, runtime, lambda: receiver.calls and not stream.window.unsettled)
-        later = runtime.clock.now() + timedelta(seconds=1)
-        await relay.step(runtime, later)
-        monkeypatch.setattr(loop, "monotonic", after_each_claim)
+    monkeypatch.setattr(loop, "monotonic", after_each_claim)
+
+
+async def held_back(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, receiver: Responder, count: int
+) -> tuple[Relay, Stream]:
+    """Return a relay whose one stream has a message that failed and will be tried again in 1,000 s.
+
+    `count` later ones of its key are due, and wait for it.
+    """
+    await subscribe(client, receiver, ordered="key", retry=[1000])
+    relay = Relay(runtime)
+    await publish(client, *(order(number, key="k") for number in range(1 + count)))
+    waiting = "select count(*) = $1 from delivery_retry"
+    await turn_until(relay, runtime, lambda: db.fetchval(waiting, 1 + count))
+    [stream] = relay.streams.values()
+    return relay, stream
+
+
+async def test_claims_that_pass_many_rows_in_vain_are_made_less_often(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, db: Connection, slow_claims: None, asked: list[str]
+) -> None:
+    """A message that waits for its retry keeps those of its key back, which each claim passes."""
+    async with Responder(status=500) as receiver:
+        relay, stream = await held_back(client, runtime, db, receiver, 1)
+        later = runtime.clock.now() + timedelta(seconds=10)
         claimed = []
         for seconds in (2, 2.6, 3.2, 4.1, 4.7):
             asked.clear()
@@ -320,4 +338,27 @@ async def test_claims_that_pass_many_rows_in_vain_are_made_less_often(
         asked.clear()
         await relay.step(runtime, later + timedelta(seconds=5))
         assert "claim_retries" in asked
+        await relay.drain(runtime)
+
+
+@pytest.mark.parametrize("waiting", [0, 1], ids=["alone", "with-a-held-key"])
+async def test_claims_in_vain_of_one_subscription_delay_no_retry_of_another(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, db: Connection, slow_claims: None, waiting: int
+) -> None:
+    """The other one has no due rows, or few of them, which its claims pass as well."""
+    async with Responder(status=500) as receiver, Responder(status=500) as failing:
+        relay, _ = await held_back(client, runtime, db, receiver, MANY_DUE)
+        await subscribe(client, failing, "biller", topics=["bill"], ordered="key", retry=[10, 10])
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: len(relay.streams) == 2)
+        await publish(client, *({"topic": "bill", "key": "b", "body": number} for number in range(1 + waiting)))
+        in_retry = "select count(*) = $1 from delivery_retry where topic = 'bill'"
+        await turn_until(relay, runtime, lambda: db.fetchval(in_retry, 1 + waiting))
+        due_at = await db.fetchval("select max(due_at) from delivery_retry where topic = 'bill'")
+        claimed = "select leased_until is not null from delivery_retry where topic = 'bill' order by \"offset\" limit 1"
+        # The rest after the last claim is over, and this claim is in vain.
+        await relay.step(runtime, due_at - timedelta(seconds=0.3))
+        assert not await db.fetchval(claimed)
+        await relay.step(runtime, due_at + timedelta(seconds=0.3))
+        assert await db.fetchval(claimed)
         await relay.drain(runtime)

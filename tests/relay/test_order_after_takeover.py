@@ -13,7 +13,7 @@ from aiohttp import web
 from app.config import Settings
 from app.database.connection import Connection
 from app.lifecycle.startup import assemble
-from app.relay import window
+from app.relay import key_order, window
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.relay.test_deferred_bodies import HOT, MEMORY, Held, fill
@@ -110,6 +110,40 @@ async def test_a_backlog_in_memory_comes_before_what_was_stored_behind_a_redeliv
     received = by_key(receiver.calls)["hot"]
     assert [offset for offset in received if offset != dead] == [sent[0], *sent]
     assert received.count(dead) == 2
+
+
+async def test_a_full_shard_reads_on_to_a_delayed_message_that_its_former_holder_stored(
+    client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead key has so many rows that nothing more is read, and the row of another key is not due at the start."""
+    may_answer, former = asyncio.Event(), Relay(runtime)
+
+    async def answer(call: Call) -> web.Response:
+        if call.headers["ce-subject"] == "slow":
+            await may_answer.wait()
+        return web.Response(status=500 if call.headers["ce-subject"] == "dead" else 200)
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[], timeout_s=60)
+        [dead, *_, last] = await publish(client, *(keyed("dead") for _ in range(4)))
+        await turn_until(former, runtime, stored(db, 3))
+        runtime.clock.offset_s += 2
+        await turn_until(former, runtime, lambda: db.fetchval('select "offset" >= $1 from checkpoint', last))
+        # What is in flight keeps the checkpoint before the delayed message.
+        slow, delayed = await publish(client, keyed("slow"), keyed("late", deliver_after_s=90))
+        await turn_until(former, runtime, lambda: db.fetchval("select count(*) = 4 from delivery_retry"))
+        monkeypatch.setattr(key_order, "HELD_MOST", 3)
+        holder = await take_over(runtime, other)
+        [stream] = holder.streams.values()
+        may_answer.set()
+        assert stream.queue.full
+        assert stream.position < slow
+        other.clock.offset_s += 91
+        await turn_until(holder, other, receipts(db, 2))
+        assert stream.queue.full
+        await former.drain(runtime)
+        await holder.drain(other)
+    assert by_key(receiver.calls) == {"dead": [dead], "slow": [slow, slow], "late": [delayed]}
 
 
 class Flaky:

@@ -253,6 +253,11 @@ async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
     assert [scan for scan in sequential_scans(found) if scan.table != "lease"] == []
     assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20 * (10 if ordered else 32)
     assert not [scan for scan in found if scan.index == "delivery_retry_offset"]
+    # Nothing is claimed in the order of keys, though all are due.
+    arguments = [*CLAIMANTS.arrays([replace(stream, reached=0) for stream in streams]), "one", later, later]
+    found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
+    assert [scan for scan in sequential_scans(found) if scan.table != "lease"] == []
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20 * (0 if ordered else 32)
 
 
 @BOTH_PLANS

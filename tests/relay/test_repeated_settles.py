@@ -29,7 +29,8 @@ async def test_a_retry_that_was_delivered_meanwhile_is_not_stored_again(
     await record()
     buffer.restore()
     claimant = Claimant(batch.lease, batch.subscription_id, 0, 1, 0, 10, ordered=False, hold=False)
-    [[claimed]] = await claim_retries(db, runtime.owner, [claimant], now + timedelta(minutes=1), now)
+    [found] = await claim_retries(db, runtime.owner, [claimant], now + timedelta(minutes=1), now)
+    [claimed] = found.messages
     buffer.add(Settlement(claimed, DELIVERED, 1, now, now, status=200, duration_ms=1, digest=b"x"), 0)
     while buffer.due:
         await record()

@@ -15,7 +15,7 @@ from app.relay.window import UNSETTLED_BYTES
 from app.runtime.state import Runtime
 from app.store.relay.leases import claim
 from app.store.relay.log import WINDOW_BYTES
-from app.store.relay.retries import Claimant, claim_retries
+from app.store.relay.retries import Claimant, FoundRetries, claim_retries
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
 
@@ -61,11 +61,11 @@ async def test_a_claim_reads_few_large_bodies(
     [lease] = await claim(db, ["relay"], "one", now + timedelta(minutes=1), 1, now)
     claimant = Claimant(lease, subscription_id, 0, 1, 0, 1 if ordered else 7, ordered=ordered, hold=False)
     for first in range(0, 7, IN_A_READ):
-        [claimed] = await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now)
-        assert [message.offset for message in claimed] == sent[first : first + IN_A_READ]
+        [found] = await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now)
+        assert [message.offset for message in found.messages] == sent[first : first + IN_A_READ]
         # As if they were settled.
         await db.execute("delete from delivery_retry where leased_until is not null")
-    assert await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now) == [[]]
+    assert await claim_retries(db, "one", [claimant], now + timedelta(minutes=1), now) == [FoundRetries([])]
 
 
 async def test_large_retries_that_are_not_settled_are_few(

@@ -12,6 +12,8 @@ from app.store.relay.log import HASH, NEWEST, WINDOW_BYTES, Outgoing
 # The most rows of one key in a claim beside the first one; they are sent one after another. And the most of all keys of
 # a stream.
 RUN, RUNS = 128, 1000
+# A claim that finds nothing for a stream passes all due rows of its subscription. So many of them make the claim slow.
+MANY_DUE = 100
 
 CLAIMANTS = RowArrays(
     Column("name", "text", "lease.name"),
@@ -84,6 +86,7 @@ DEAD_BEFORE = """exists (
 #    They are sent one after another. A row that was sent before brings none: if it fails again, all would go back.
 # 4. `claimed` updates by ctid, because a join would be planned as a scan of the whole table. The row lock keeps the
 #    ctid valid. The condition is repeated, because `run` locks nothing.
+# A stream that gets none of the rows that are due has one row without a message; it says whether they are MANY_DUE.
 # The message comes from outbox and half by primary key, one partition each, or from the row's own copy.
 CLAIM_RETRIES = f"""
 with recursive waiting as (
@@ -151,9 +154,15 @@ with recursive waiting as (
   where r.ctid = any(array(select at from heads union all select at from run)) and {FREE.format("r", _NOW)}
   returning r.*
 )
-select {", ".join(MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
-from claimed c
-join streams s on s.subscription_id = c.subscription_id and s.replay = c.replay
+select {", ".join(MESSAGE[name] for name in field_names(Outgoing))}, s.n::int,
+  c."offset" is null and coalesce((
+    select true from delivery_retry d
+    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= {_NOW}
+      and {FREE.format("d", _NOW)}
+    offset {MANY_DUE - 1} limit 1
+  ), false)
+from streams s
+left join claimed c on c.subscription_id = s.subscription_id and c.replay = s.replay
   and (s.shards = 1 or {HASH.format("c")} % s.shards = s.shard)
 left join lateral (
   select * from outbox o where o.transaction_id = c.transaction_id and o.position = c.position and c.body is null
@@ -185,19 +194,35 @@ class Claimant:
     reached: int = NEWEST
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRetries:
+    """What a claimant got: messages in offset order.
+
+    `passed`: rows are due, and none of them could be claimed. `passed_many`: they are MANY_DUE or more.
+    """
+
+    messages: list[Outgoing]
+    passed: bool = False
+    passed_many: bool = False
+
+
 async def claim_retries(
     connection: Connection, owner: str, claimants: Sequence[Claimant], until: datetime, now: datetime
-) -> list[list[Outgoing]]:
-    """Claim due retries until `until`; return the messages of each claimant in offset order.
+) -> list[FoundRetries]:
+    """Claim due retries until `until` for each claimant.
 
     A claimant may get more than its room, because the first row of a key brings the next ones, and less, because the
     bodies have at most WINDOW_BYTES, not counting the last; and none if the owner lost its lease.
     """
     rows = await connection.fetch(CLAIM_RETRIES, *CLAIMANTS.arrays(claimants), owner, until, now)
     found: list[list[Outgoing]] = [[] for _ in claimants]
-    for *message, n in rows:
-        found[n - 1].append(Outgoing(*message))
-    return found
+    passed: dict[int, bool] = {}
+    for *message, n, many in rows:
+        if message[0] is None:
+            passed[n] = many
+        else:
+            found[n - 1].append(Outgoing(*message))
+    return [FoundRetries(messages, n in passed, passed.get(n, False)) for n, messages in enumerate(found, 1)]
 
 
 def is_full(claimant: Claimant, claimed: Sequence[Outgoing]) -> bool:
