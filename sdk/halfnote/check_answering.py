@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from halfnote.async_driver import AsyncDriver
 from halfnote.claiming import Claiming, paused_s
 from halfnote.sync_driver import SyncDriver
+from halfnote.time_limits import unless_stopped
 
 log = logging.getLogger("halfnote")
 
@@ -56,17 +57,11 @@ class CheckAnswering:
                 await self._pause(paused_s(failed, error))
 
     async def _turn(self, started: bool) -> None:
-        claiming = asyncio.create_task(self._driver.run(self._claiming.claimed(WAIT_S, started=started)))
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if claiming.done():
-                await self._driver.run(self._claiming.answered(claiming.result()))
-        finally:
-            # A claim that still waits is given up: the service notices, and hands out nothing.
-            for task in (claiming, stopping):
-                task.cancel()
-            await asyncio.gather(claiming, stopping, return_exceptions=True)
+        claim = self._driver.run(self._claiming.claimed(WAIT_S, started=started))
+        # A cancellation says that the time for the answers is over as well.
+        checks = await unless_stopped(claim, self._stopping, stays_if_canceled=False)
+        if checks is not None:
+            await self._driver.run(self._claiming.answered(checks))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(asyncio.TimeoutError):

@@ -37,6 +37,7 @@ from halfnote.http import headers_of
 from halfnote.inbox import AsyncInbox, Reject
 from halfnote.message import Message
 from halfnote.queues import Queue, Queues
+from halfnote.time_limits import unless_stopped
 
 log = logging.getLogger("halfnote")
 
@@ -336,7 +337,7 @@ class Consumer:
         failed = 0
         while not self._stopping.is_set():
             try:
-                found = await self._unless_stopped()
+                found = await unless_stopped(self._claimed(), self._stopping, stays_if_canceled=True)
             except Unconfirmed as error:
                 failed += 1
                 log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
@@ -347,18 +348,6 @@ class Consumer:
             if found:
                 return found
         return []
-
-    async def _unless_stopped(self) -> list[HeldMessage]:
-        claiming = asyncio.ensure_future(self._claimed())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return claiming.result() if claiming.done() else []
-        finally:
-            # A claim that still waits is given up: the service notices, and hands out nothing.
-            for task in (claiming, stopping):
-                task.cancel()
-            await asyncio.gather(claiming, stopping, return_exceptions=True)
 
     async def _claimed(self) -> list[HeldMessage]:
         """Claim, and hold what was claimed at once: this may be canceled, or the consumer stopped, as it ends."""
