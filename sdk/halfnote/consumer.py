@@ -165,6 +165,10 @@ class Consumer:
             await self._give_back(None)
             await self._run(take, queues, asyncio.Semaphore(at_once))
             await self._give_back(None)
+        except BaseException as error:
+            # Otherwise it would be held for longer and longer, until a close.
+            await self._give_back(error)
+            raise
         finally:
             try:
                 if self._closes_at_end:

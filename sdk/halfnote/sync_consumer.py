@@ -154,6 +154,10 @@ class SyncConsumer:
         self._idle.clear()
         try:
             self._run(take, queues, at_once)
+        except BaseException as error:
+            # Otherwise it would be held for longer and longer, until a close.
+            self._give_back(error)
+            raise
         finally:
             try:
                 if self._closes_at_end:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from halfnote import Consumer, time_limits
+from halfnote import Consumer, SyncConsumer, time_limits
 
 from app.runtime.state import Runtime
 from tests.conftest import app_of, client_of
@@ -44,11 +44,11 @@ class Slow(httpx.AsyncHTTPTransport):
         return answer
 
 
-async def left(client: httpx.AsyncClient) -> list[tuple[Any, int]]:
-    """Claim as another consumer, until there are both messages; return each body and attempt."""
+async def left(client: httpx.AsyncClient, count: int = 2) -> list[tuple[Any, int]]:
+    """Claim as another consumer, until there are so many messages; return each body and attempt."""
     found: list[tuple[Any, int]] = []
     began = time.monotonic()
-    while len(found) < 2 and time.monotonic() - began < SOON_S:
+    while len(found) < count and time.monotonic() - began < SOON_S:
         # What is given back comes again after a second.
         await asyncio.sleep(0.1)
         answer = await client.post("/subscriptions/worker/claim", json={})
@@ -135,3 +135,39 @@ async def ends_without_an_answer(
     assert not left
     # The service's requests end as well.
     await asyncio.wait_for(asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True), SOON_S)
+
+
+async def test_a_run_that_is_canceled_gives_back_what_it_holds_before_its_consumer_is_closed(
+    url: str, client: httpx.AsyncClient
+) -> None:
+    consumer, began = Consumer(url, "worker", invisible_s=600), asyncio.Event()
+
+    async def handler(_: Any) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    working = asyncio.ensure_future(consumer.run(handler))
+    await asyncio.wait_for(began.wait(), SOON_S)
+    working.cancel()
+    await asyncio.wait([working])
+    # The work on the first one was begun.
+    assert await left(client) == [(1, 2), (2, 1)]
+    await consumer.close()
+
+
+async def test_a_run_of_threads_that_ends_by_an_exception_gives_back_what_it_holds(
+    url: str, client: httpx.AsyncClient
+) -> None:
+    consumer = SyncConsumer(url, "worker", invisible_s=600)
+
+    def handler(_: Any) -> None:
+        raise SystemExit
+
+    def on_a_thread() -> None:
+        with pytest.raises(SystemExit):
+            consumer.run(handler)
+
+    await asyncio.to_thread(on_a_thread)
+    # The first one comes again as `retry` says, because the exception may be the work's own.
+    assert await left(client, 1) == [(2, 1)]
+    await asyncio.to_thread(consumer.close)
