@@ -27,7 +27,8 @@ class CheckAnswering:
     def __init__(self, claiming: Claiming, driver: AsyncDriver) -> None:
         self._claiming, self._driver = claiming, driver
         self._stopping = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        self.loop = asyncio.get_running_loop()
+        self._task = self.loop.create_task(self._work())
 
     @property
     def running(self) -> bool:
@@ -35,7 +36,10 @@ class CheckAnswering:
         return not self._task.done()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others."""
+        """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others.
+
+        Call it on its event loop, `loop`.
+        """
         self._stopping.set()
         if _answering.get() is self:
             # A listener may close the producer; its answer follows.
