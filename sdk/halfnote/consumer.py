@@ -224,12 +224,15 @@ class Consumer:
     async def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        await self._give_back(error, but)
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
-        await self._driver.close(0)
+        try:
+            await self._give_back(error, but)
+        finally:
+            # Also if this is canceled.
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)
+            await self._driver.close(0)
 
     async def _run(self, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
