@@ -44,8 +44,10 @@ class CheckAnswering:
         if _answering.get() is self:
             # A listener may close the producer; its answer follows.
             return
-        await asyncio.wait([self._task], timeout=grace_s)
-        self._task.cancel()
+        try:
+            await asyncio.wait([self._task], timeout=grace_s)
+        finally:
+            self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self) -> None:

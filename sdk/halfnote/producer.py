@@ -247,13 +247,16 @@ class TransactionProducer:
         call it. A close beside another one waits for the same ends and answers, until the first grace is over.
         """
         ending, loop = self._driver.end_background(grace_s), asyncio.get_running_loop()
-        await asyncio.gather(ending, *(one.stop(grace_s) for one in list(self._answering) if one.loop is loop))
-        over = [one for one in list(self._answering) if one.loop.is_closed() or (one.loop is loop and not one.running)]
-        for one in over:
-            # Another close may have removed it.
-            with suppress(ValueError):
-                self._answering.remove(one)
-        await self._driver.disconnect()
+        try:
+            await asyncio.gather(ending, *(one.stop(grace_s) for one in list(self._answering) if one.loop is loop))
+        finally:
+            # Also if this is canceled.
+            for one in list(self._answering):
+                if one.loop.is_closed() or (one.loop is loop and not one.running):
+                    # Another close may have removed it.
+                    with suppress(ValueError):
+                        self._answering.remove(one)
+            await self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:
         chosen = self.barrier if listener is None else listener

@@ -18,7 +18,14 @@ import halfnote.sync_driver
 import halfnote.sync_producer
 import httpx
 import pytest
-from halfnote import Consumer, Outgoing, ProducerClosed, SyncConsumer, SyncTransactionProducer
+from halfnote import (
+    Consumer,
+    Outgoing,
+    ProducerClosed,
+    SyncConsumer,
+    SyncTransactionProducer,
+    TransactionProducer,
+)
 
 from tests.sdk.coordinators import Answer, Scripted, answer
 from tests.sdk.doc_blocks import ROOT
@@ -452,3 +459,36 @@ async def test_a_close_that_is_canceled_leaves_no_task_and_no_connection() -> No
     assert asyncio.all_tasks() == before
     assert closed.is_set()
     await messages.aclose()
+
+
+async def test_a_close_of_an_asynchronous_producer_that_is_canceled_leaves_no_connection() -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+    inner = Scripted().transport()
+
+    class Silent(httpx.AsyncBaseTransport):
+        """Gives no answer to an end."""
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/end":
+                asked.set()
+                await asyncio.Event().wait()
+            if request.url.path == CLAIM:
+                await asyncio.Event().wait()
+            return await inner.handle_async_request(request)
+
+        async def aclose(self) -> None:
+            closed.set()
+
+    before = asyncio.all_tasks()
+    producer = TransactionProducer("http://halfnote", group="shop", transport=Silent(), wait_for_end=False)
+    producer.answer_checks(Unasked())
+    async with producer.transaction(ORDER):
+        pass
+    await asyncio.wait_for(asked.wait(), SOON_S)
+    closing = asyncio.ensure_future(producer.close(SOON_S))
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    await asyncio.wait([closing])
+    # The last request that is under way closes the connections.
+    await asyncio.wait_for(asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True), SOON_S)
+    assert closed.is_set()
