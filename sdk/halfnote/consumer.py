@@ -77,6 +77,8 @@ class Consumer:
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
+        # The loop that claims.
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
         self._idle, self._closes_at_end = asyncio.Event(), False
         self._idle.set()
@@ -177,9 +179,16 @@ class Consumer:
                 self._idle.set()
 
     def stop(self) -> None:
-        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries.
+
+        A signal's handler may call it, if the event loop runs on the main thread.
+        """
         self._consuming.stop()
         self._stopping.set()
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            # A signal's handler does not wake a loop that waits for its connections.
+            loop.call_soon_threadsafe(lambda: None)
 
     async def close(self, error: BaseException | None = None) -> None:
         """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
@@ -341,7 +350,7 @@ class Consumer:
 
     async def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
-        failed = 0
+        failed, self._loop = 0, asyncio.get_running_loop()
         while not self._stopping.is_set():
             try:
                 found = await unless_stopped(self._claimed(), self._stopping, stays_if_canceled=True)

@@ -25,6 +25,7 @@ from halfnote import (
     SyncConsumer,
     SyncTransactionProducer,
     TransactionProducer,
+    time_limits,
 )
 
 from tests.sdk.coordinators import Answer, Scripted, answer
@@ -492,3 +493,43 @@ async def test_a_close_of_an_asynchronous_producer_that_is_canceled_leaves_no_co
     # The last request that is under way closes the connections.
     await asyncio.wait_for(asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True), SOON_S)
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_stop_in_a_signal_s_handler_ends_a_claim_that_waits(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else wakes the event loop."""
+    monkeypatch.setattr(time_limits, "LOOKED_WITHIN_S", 0.0)
+    asked = threading.Event()
+
+    class Waits(httpx.AsyncBaseTransport):
+        """Has no message."""
+
+        async def handle_async_request(self, _: httpx.Request) -> httpx.Response:
+            asked.set()
+            return await asyncio.get_running_loop().create_future()
+
+    consumer = Consumer(URL, "worker", wait_s=10 * SOON_S, transport=Waits())
+
+    async def handler(_: Any) -> None:
+        pytest.fail("there is no message")
+
+    async def loops() -> None:
+        async for _ in consumer.messages():
+            pytest.fail("there is no message")
+
+    def interrupt() -> None:
+        assert asked.wait(SOON_S)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+    sending = threading.Thread(target=interrupt)
+    sending.start()
+    try:
+        await asyncio.wait_for(consumer.run(handler) if runs else loops(), SOON_S)
+    finally:
+        sending.join()
+        signal.signal(signal.SIGUSR1, before)
+    await consumer.close()
