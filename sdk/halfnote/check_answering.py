@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from halfnote.async_driver import AsyncDriver
 from halfnote.claiming import Claiming, paused_s
 from halfnote.sync_driver import SyncDriver
+from halfnote.time_limits import unless_stopped
 
 log = logging.getLogger("halfnote")
 
@@ -26,7 +27,8 @@ class CheckAnswering:
     def __init__(self, claiming: Claiming, driver: AsyncDriver) -> None:
         self._claiming, self._driver = claiming, driver
         self._stopping = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        self.loop = asyncio.get_running_loop()
+        self._task = self.loop.create_task(self._work())
 
     @property
     def running(self) -> bool:
@@ -34,13 +36,18 @@ class CheckAnswering:
         return not self._task.done()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others."""
+        """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others.
+
+        Call it on its event loop, `loop`.
+        """
         self._stopping.set()
         if _answering.get() is self:
             # A listener may close the producer; its answer follows.
             return
-        await asyncio.wait([self._task], timeout=grace_s)
-        self._task.cancel()
+        try:
+            await asyncio.wait([self._task], timeout=grace_s)
+        finally:
+            self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self) -> None:
@@ -56,17 +63,11 @@ class CheckAnswering:
                 await self._pause(paused_s(failed, error))
 
     async def _turn(self, started: bool) -> None:
-        claiming = asyncio.create_task(self._driver.run(self._claiming.claimed(WAIT_S, started=started)))
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if claiming.done():
-                await self._driver.run(self._claiming.answered(claiming.result()))
-        finally:
-            # A claim that still waits is given up: the service notices, and hands out nothing.
-            for task in (claiming, stopping):
-                task.cancel()
-            await asyncio.gather(claiming, stopping, return_exceptions=True)
+        claim = self._driver.run(self._claiming.claimed(WAIT_S, started=started))
+        # A cancellation says that the time for the answers is over as well.
+        checks = await unless_stopped(claim, self._stopping, stays_if_canceled=False)
+        if checks is not None:
+            await self._driver.run(self._claiming.answered(checks))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(asyncio.TimeoutError):

@@ -37,6 +37,7 @@ from halfnote.http import headers_of
 from halfnote.inbox import AsyncInbox, Reject
 from halfnote.message import Message
 from halfnote.queues import Queue, Queues
+from halfnote.time_limits import unless_stopped
 
 log = logging.getLogger("halfnote")
 
@@ -76,6 +77,8 @@ class Consumer:
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
+        # The loop that claims.
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
         self._idle, self._closes_at_end = asyncio.Event(), False
         self._idle.set()
@@ -164,6 +167,10 @@ class Consumer:
             await self._give_back(None)
             await self._run(take, queues, asyncio.Semaphore(at_once))
             await self._give_back(None)
+        except BaseException as error:
+            # Otherwise it would be held for longer and longer, until a close.
+            await self._give_back(error)
+            raise
         finally:
             try:
                 if self._closes_at_end:
@@ -172,9 +179,16 @@ class Consumer:
                 self._idle.set()
 
     def stop(self) -> None:
-        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries."""
+        """Claim no more. What is being worked on is finished and settled; the rest is given back, with its tries.
+
+        A signal's handler may call it, if the event loop runs on the main thread.
+        """
         self._consuming.stop()
         self._stopping.set()
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            # A signal's handler does not wake a loop that waits for its connections.
+            loop.call_soon_threadsafe(lambda: None)
 
     async def close(self, error: BaseException | None = None) -> None:
         """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
@@ -219,12 +233,15 @@ class Consumer:
     async def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        await self._give_back(error, but)
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
-        await self._driver.close(0)
+        try:
+            await self._give_back(error, but)
+        finally:
+            # Also if this is canceled.
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)
+            await self._driver.close(0)
 
     async def _run(self, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
@@ -333,10 +350,10 @@ class Consumer:
 
     async def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
-        failed = 0
+        failed, self._loop = 0, asyncio.get_running_loop()
         while not self._stopping.is_set():
             try:
-                found = await self._unless_stopped()
+                found = await unless_stopped(self._claimed(), self._stopping, stays_if_canceled=True)
             except Unconfirmed as error:
                 failed += 1
                 log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
@@ -347,18 +364,6 @@ class Consumer:
             if found:
                 return found
         return []
-
-    async def _unless_stopped(self) -> list[HeldMessage]:
-        claiming = asyncio.ensure_future(self._claimed())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return claiming.result() if claiming.done() else []
-        finally:
-            # A claim that still waits is given up: the service notices, and hands out nothing.
-            for task in (claiming, stopping):
-                task.cancel()
-            await asyncio.gather(claiming, stopping, return_exceptions=True)
 
     async def _claimed(self) -> list[HeldMessage]:
         """Claim, and hold what was claimed at once: this may be canceled, or the consumer stopped, as it ends."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -84,6 +84,7 @@ class TransactionProducer:
         )
         self._many = Many(self._conversation)
         self._driver = AsyncDriver(url, headers_of(api_key), transport, batching=batching)
+        # Of all event loops.
         self._answering: list[CheckAnswering] = []
 
     async def send(
@@ -245,11 +246,17 @@ class TransactionProducer:
         raises ProducerClosed, until `async with` opens it again; what has begun ends, and posts its end. A listener may
         call it. A close beside another one waits for the same ends and answers, until the first grace is over.
         """
-        ending = self._driver.end_background(grace_s)
-        await asyncio.gather(ending, *(one.stop(grace_s) for one in self._answering))
-        for one in [one for one in self._answering if not one.running]:
-            self._answering.remove(one)
-        await self._driver.disconnect()
+        ending, loop = self._driver.end_background(grace_s), asyncio.get_running_loop()
+        try:
+            await asyncio.gather(ending, *(one.stop(grace_s) for one in list(self._answering) if one.loop is loop))
+        finally:
+            # Also if this is canceled.
+            for one in list(self._answering):
+                if one.loop.is_closed() or (one.loop is loop and not one.running):
+                    # Another close may have removed it.
+                    with suppress(ValueError):
+                        self._answering.remove(one)
+            await self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:
         chosen = self.barrier if listener is None else listener

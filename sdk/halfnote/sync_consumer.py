@@ -154,6 +154,10 @@ class SyncConsumer:
         self._idle.clear()
         try:
             self._run(take, queues, at_once)
+        except BaseException as error:
+            # Otherwise it would be held for longer and longer, until a close.
+            self._give_back(error)
+            raise
         finally:
             try:
                 if self._closes_at_end:
@@ -209,17 +213,23 @@ class SyncConsumer:
     def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
         self._closes_at_end = False
-        with self._consuming.hurrying():
-            self._give_back(error, but)
-            self._closing.set()
-            if self._keeper is not None:
-                self._keeper.join(self._consuming.attempt_s)
         poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.
-            self._poster = ThreadPoolExecutor(1, POSTER)
-        poster.shutdown()
-        self._driver.close(0)
+            with self._lock:
+                self._poster = ThreadPoolExecutor(1, POSTER)
+        try:
+            with self._consuming.hurrying():
+                self._give_back(error, but)
+                self._closing.set()
+                if self._keeper is not None:
+                    self._keeper.join(self._consuming.attempt_s)
+            poster.shutdown()
+        finally:
+            # After an exception of a signal's handler the threads end by themselves.
+            self._closing.set()
+            poster.shutdown(wait=False)
+            self._driver.close(0)
 
     def _run(self, take: Callable[[Message], Any], queues: Queues, at_once: int) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""

@@ -149,8 +149,17 @@ class SyncDriver:
                 if self._background is background:
                     self._background = None
             closing = list(dict.fromkeys(self._closing))
-        for one in closing:
-            one.close(max(0.0, until - time.monotonic()))
+        try:
+            for one in closing:
+                one.begin_close(until)
+            for one in closing:
+                one.finish_close()
+        except BaseException:
+            # An exception of a signal's handler ends the grace of all. Without another wait: a request that is under
+            # way may last.
+            for one in closing:
+                one.leave()
+            raise
         with self._lock:
             self._closing = [one for one in self._closing if not one.is_over]
 
@@ -357,13 +366,20 @@ class Background:
         An exchange that closes its own thread waits for nothing. Several threads may call it, and a signal's handler
         above another call: each waits, until the first grace is over.
         """
-        is_own = threading.current_thread() is self._thread
-        if not is_own:
+        self.begin_close(time.monotonic() + grace_s)
+        self.finish_close()
+
+    def begin_close(self, until: float) -> None:
+        """Accept no new exchange; the grace of the others is over at that time of the monotonic clock."""
+        if not self._is_own():
             with self._changed:
-                self._until = min(self._until, time.monotonic() + grace_s)
+                self._until = min(self._until, until)
         self._closing = True
         self._new.put(None)
-        if is_own:
+
+    def finish_close(self) -> None:
+        """Wait as `close` does, after `begin_close`."""
+        if self._is_own():
             return
         try:
             self._wait(self._until)
@@ -371,8 +387,16 @@ class Background:
             self._wait(max(self._until, self._over_by) + LATE_S, drops=True)
         finally:
             # An exception of a signal's handler ends the grace.
+            self.leave()
+
+    def leave(self) -> None:
+        """Drop what is left, and say so in the log, without a wait. An exchange does not do it to its own thread."""
+        if not self._is_own():
             self._drop()
             self._log_left()
+
+    def _is_own(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _drop(self) -> None:
         """Send nothing more."""

@@ -241,16 +241,21 @@ class SyncTransactionProducer:
         """
         until = time.monotonic() + grace_s
         answering = list(self._answering)
-        for one in answering:
-            one.stop(0)
-        self._driver.end_background(grace_s)
-        for one in answering:
-            one.stop(max(0.0, until - time.monotonic()))
-            if not one.running:
-                # Another close may have removed it.
-                with suppress(ValueError):
-                    self._answering.remove(one)
-        self._driver.disconnect()
+        try:
+            for one in answering:
+                one.stop(0)
+            self._driver.end_background(grace_s)
+            for one in answering:
+                one.stop(max(0.0, until - time.monotonic()))
+        finally:
+            # Also after an exception of a signal's handler, which may have come before some were stopped.
+            for one in answering:
+                one.stop(0)
+                if not one.running:
+                    # Another close may have removed it.
+                    with suppress(ValueError):
+                        self._answering.remove(one)
+            self._driver.disconnect()
 
     def _claiming(self, listener: CheckListener | None) -> Claiming:
         chosen = self.barrier if listener is None else listener

@@ -1,5 +1,6 @@
 """`close` in a signal's handler, at each line of the driver at which the signal may come, and in real processes."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -17,10 +18,19 @@ import halfnote.sync_driver
 import halfnote.sync_producer
 import httpx
 import pytest
-from halfnote import Outgoing, ProducerClosed, SyncTransactionProducer
+from halfnote import (
+    Consumer,
+    Outgoing,
+    ProducerClosed,
+    SyncConsumer,
+    SyncTransactionProducer,
+    TransactionProducer,
+    time_limits,
+)
 
 from tests.sdk.coordinators import Answer, Scripted, answer
 from tests.sdk.doc_blocks import ROOT
+from tests.sdk.pulled import NACK, URL, claimed, outcomes, scripted
 from tests.sdk.test_closed_producers import CLAIM, Service, service
 
 __all__ = ["service"]
@@ -349,3 +359,177 @@ def test_a_close_that_a_signal_ends_says_what_is_left(service: Service, form: st
         running.until("signal")
         log = running.log()
     assert left_in(log) == 3
+
+
+@contextmanager
+def interrupted(condition: Callable[[], bool]) -> Iterator[None]:
+    """Let a signal's handler raise on this thread, which is the main one, soon after the condition holds."""
+
+    def interrupt() -> None:
+        while not condition():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def raises(*_: object) -> None:
+        raise Done
+
+    before = signal.signal(signal.SIGUSR1, raises)
+    sending = threading.Thread(target=interrupt)
+    sending.start()
+    try:
+        yield
+        sending.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_raises_ends_all_that_a_close_waits_for(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread for ends of the first close, whose request is under way, and that of the ends since."""
+    before = {*threading.enumerate()}
+    producer = SyncTransactionProducer(service.url, group="shop", attempt_s=SOON_S, wait_for_end=False)
+    for asked in (1, 2):
+        producer.__enter__()
+        with producer.transaction(ORDER):
+            pass
+        while service.ends() < asked:
+            time.sleep(0.01)
+        with producer.transaction(ORDER):
+            pass
+        with interrupted(producer._driver.is_closed), pytest.raises(Done):
+            producer.close(SOON_S)
+        assert producer._driver._client is None
+    assert left_in(caplog.messages) == 4
+    service.answers.set()
+    began = time.monotonic()
+    while threads := [one.name for one in {*threading.enumerate()} - before if one.name == "halfnote-ends"]:
+        assert time.monotonic() - began < SOON_S, threads
+        time.sleep(0.01)
+    assert service.ends() == 2
+
+
+def test_a_handler_that_raises_in_a_close_ends_the_thread_that_extends() -> None:
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def gives_no_answer(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        assert goes_on.wait(SOON_S)
+        return outcomes(request)
+
+    coordinator = scripted(claimed(1, 2))
+    coordinator.answers[NACK] = [gives_no_answer]  # type: ignore[index]
+    consumer = SyncConsumer(URL, "worker", transport=coordinator.transport())
+    messages = consumer.messages()
+    next(messages)
+    with interrupted(asked.is_set), pytest.raises(Done):
+        consumer.close()
+    goes_on.set()
+    keeper = consumer._keeper
+    assert keeper is not None
+    keeper.join(SOON_S)
+    assert not keeper.is_alive()
+    assert consumer._driver._client is None
+
+
+async def test_a_close_that_is_canceled_leaves_no_task_and_no_connection() -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+    inner = scripted(claimed(1, 2)).transport()
+
+    class Silent(httpx.AsyncBaseTransport):
+        """Gives no answer to the first request that gives back."""
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == NACK and not asked.is_set():
+                asked.set()
+                await asyncio.Event().wait()
+            return await inner.handle_async_request(request)
+
+        async def aclose(self) -> None:
+            closed.set()
+
+    before = asyncio.all_tasks()
+    consumer: Any = Consumer(URL, "worker", transport=Silent())
+    messages = consumer.messages()
+    await messages.__anext__()
+    closing = asyncio.ensure_future(consumer.close())
+    await asyncio.wait_for(asked.wait(), SOON_S)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert asyncio.all_tasks() == before
+    assert closed.is_set()
+    await messages.aclose()
+
+
+async def test_a_close_of_an_asynchronous_producer_that_is_canceled_leaves_no_connection() -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+    inner = Scripted().transport()
+
+    class Silent(httpx.AsyncBaseTransport):
+        """Gives no answer to an end."""
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/end":
+                asked.set()
+                await asyncio.Event().wait()
+            if request.url.path == CLAIM:
+                await asyncio.Event().wait()
+            return await inner.handle_async_request(request)
+
+        async def aclose(self) -> None:
+            closed.set()
+
+    before = asyncio.all_tasks()
+    producer = TransactionProducer("http://halfnote", group="shop", transport=Silent(), wait_for_end=False)
+    producer.answer_checks(Unasked())
+    async with producer.transaction(ORDER):
+        pass
+    await asyncio.wait_for(asked.wait(), SOON_S)
+    closing = asyncio.ensure_future(producer.close(SOON_S))
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    await asyncio.wait([closing])
+    # The last request that is under way closes the connections.
+    await asyncio.wait_for(asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True), SOON_S)
+    assert closed.is_set()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_stop_in_a_signal_s_handler_ends_a_claim_that_waits(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else wakes the event loop."""
+    monkeypatch.setattr(time_limits, "LOOKED_WITHIN_S", 0.0)
+    asked = threading.Event()
+
+    class Waits(httpx.AsyncBaseTransport):
+        """Has no message."""
+
+        async def handle_async_request(self, _: httpx.Request) -> httpx.Response:
+            asked.set()
+            return await asyncio.get_running_loop().create_future()
+
+    consumer = Consumer(URL, "worker", wait_s=10 * SOON_S, transport=Waits())
+
+    async def handler(_: Any) -> None:
+        pytest.fail("there is no message")
+
+    async def loops() -> None:
+        async for _ in consumer.messages():
+            pytest.fail("there is no message")
+
+    def interrupt() -> None:
+        assert asked.wait(SOON_S)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+    sending = threading.Thread(target=interrupt)
+    sending.start()
+    try:
+        await asyncio.wait_for(consumer.run(handler) if runs else loops(), SOON_S)
+    finally:
+        sending.join()
+        signal.signal(signal.SIGUSR1, before)
+    await consumer.close()

@@ -317,6 +317,31 @@ async def test_a_closed_producer_is_of_use_on_another_loop() -> None:
     assert [path for path, _ in halfnote.came] == ["/half", "/end"]
 
 
+async def test_a_close_on_one_loop_leaves_the_answering_of_another_loop() -> None:
+    halfnote = Scripted({CLAIM: [answer(200, {"checks": []})]})
+    producer = TransactionProducer("http://localhost", group="shop", transport=halfnote.transport())
+    listener, answers, closed = Waits(), threading.Event(), threading.Event()
+
+    async def beside() -> None:
+        mine = producer.answer_checks(listener)
+        await asyncio.to_thread(answers.set)
+        await until(closed.is_set)
+        claims = len(halfnote.asked(CLAIM))
+        await until(lambda: len(halfnote.asked(CLAIM)) > claims)
+        assert mine.running
+        await producer.close()
+        assert not mine.running
+
+    other = asyncio.ensure_future(asyncio.to_thread(asyncio.run, beside()))
+    own = producer.answer_checks(listener)
+    await until(answers.is_set)
+    await producer.close()
+    assert not own.running
+    closed.set()
+    await other
+    assert producer._answering == []
+
+
 @KINDS
 @pytest.mark.parametrize("wire", ["own", "httpx"])
 @pytest.mark.parametrize("batching", [True, False])

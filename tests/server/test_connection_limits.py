@@ -6,7 +6,7 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -14,12 +14,10 @@ import pytest
 
 from app.database.connection import Connection
 from app.server.connection_limits import most_connections
-from tests.conftest import register_group
+from tests.server.own_settings import Start, started_by_need
 from tests.server.raw_http import last_words, trickle
 from tests.support.processes import Service
 from tests.support.requirements import absent
-
-Start = Callable[..., Awaitable[Service]]
 
 ORDER = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
 HEAD = b"POST /half HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -28,19 +26,8 @@ HEAD = b"POST /half HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/jso
 @pytest.fixture
 async def served(dsn: str, db: Connection, tmp_path: Path) -> AsyncIterator[Start]:
     """Start the service with settings of its own; the group `shop` is registered."""
-    await register_group(db, "shop")
-    services = []
-
-    async def start(**settings: object) -> Service:
-        env = {f"HALFNOTE_{name.upper()}": str(value) for name, value in settings.items()}
-        service = Service(tmp_path / "data", "serve", HALFNOTE_DATABASE_URL=dsn, **env)
-        services.append(service)
-        await service.start()
-        return service
-
-    yield start
-    for service in services:
-        service.stop()
+    async with started_by_need(dsn, db, tmp_path) as start:
+        yield start
 
 
 @contextlib.asynccontextmanager

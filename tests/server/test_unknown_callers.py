@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 from urllib.parse import urlencode
@@ -13,7 +13,7 @@ import pytest
 from app.console.asgi import SIGN_IN_FORM_BYTES
 from app.database.connection import Connection
 from app.permissions import new_key
-from tests.conftest import register_group
+from tests.server.own_settings import Start, started_by_need
 from tests.server.raw_http import WITHIN_S, read_answer
 from tests.support.console_forms import FORM, token_of
 from tests.support.processes import Service
@@ -27,27 +27,15 @@ SIGN_IN = "/console/sign-in"
 SIGN_OUT = "/console/sign-out"
 UNKNOWN = 24
 
-Start = Callable[..., Awaitable[Service]]
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
 async def keyed(dsn: str, db: Connection, tmp_path: Path) -> AsyncIterator[Start]:
     """Start the service with keys, with room for one large body, and with settings of its own."""
-    await register_group(db, "shop")
-    services = []
-
-    async def start(**settings: object) -> Service:
-        given = {"auth": "keys", "admin_key": ADMIN, "body_limit_bytes": MOST, "bodies_max_bytes": MOST, **settings}
-        env = {f"HALFNOTE_{name.upper()}": str(value) for name, value in given.items()}
-        service = Service(tmp_path / "data", "serve", HALFNOTE_DATABASE_URL=dsn, **env)
-        services.append(service)
-        await service.start()
-        return service
-
-    yield start
-    for service in services:
-        service.stop()
+    usual = {"auth": "keys", "admin_key": ADMIN, "body_limit_bytes": MOST, "bodies_max_bytes": MOST}
+    async with started_by_need(dsn, db, tmp_path, **usual) as start:
+        yield start
 
 
 def head(path: str, length: int, *headers: str) -> bytes:
