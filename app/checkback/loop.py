@@ -39,7 +39,8 @@ from app.store.checkback.results import adjust, release
 
 log = structlog.get_logger(__name__)
 
-# While no transaction is in doubt. The sweep that finds one wakes the loop.
+# While no transaction is in doubt, and while there is no room. The sweep that finds one, and a check that is settled,
+# wake the loop.
 EVERY_S = 1.0
 # While any is, which a producer or another worker may make due.
 IN_DOUBT_EVERY_S = 0.5

@@ -23,7 +23,9 @@ log = structlog.get_logger(__name__)
 
 # No batch begins after this time, because the answer of a registration waits. The loop goes on.
 ASKED_WITHIN_S = 2.0
+# While no round is left, and while any is.
 EVERY_S = 2.0
+LEFT_EVERY_S = 1.0
 # The groups of one step of the loop.
 GROUPS_AT_ONCE = 20
 
@@ -86,7 +88,7 @@ class Rounds:
             raise errors[0]
         asked = sum(one is not RoundProgress.LATER for one in made)
         others = len(left) == GROUPS_AT_ONCE and (asked > 0 or not turn_is_over)
-        return StepResult(asked, more=others or RoundProgress.SOME in made)
+        return StepResult(asked, more=others or RoundProgress.SOME in made, within_s=LEFT_EVERY_S)
 
 
 async def _go_on(runtime: Runtime, one: AskingRound, now: datetime) -> RoundProgress:

@@ -190,7 +190,7 @@ class LaneFlushes:
         self, connection: Connection, halves: Sequence[Half], topics: Sequence[str], now: datetime
     ) -> list[datetime | None]:
         # A statement that fails ends the database transaction that it is in.
-        if not (self._repeated_halves.are_expected or connection.is_in_transaction()):
+        if not (self._repeated_halves.are_expected or connection.is_closed() or connection.is_in_transaction()):
             try:
                 return await insert_halves(connection, halves, topics, now, are_new=True)
             except asyncpg.UniqueViolationError:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.checkback import registrations
-from app.checkback.registrations import Rounds
+from app.checkback.registrations import LEFT_EVERY_S, Rounds
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection, connect
 from app.runtime.state import Runtime
@@ -214,6 +214,7 @@ async def test_one_worker_at_a_time_is_at_a_round(
         held = "select count(*) from pg_locks where locktype = 'advisory' and classid = $1"
         assert await db.fetchval(held, AdvisoryLock.ROUNDS) == 1
         result = await Rounds().step(runtime, runtime.clock.now())
+        assert result.within_s == LEFT_EVERY_S
         assert (result.done, result.more) == (1, False)
         assert [await db.fetchval(URGED, name) for name in names] == [0, 5]
     assert (await Rounds().step(runtime, runtime.clock.now())).done == 1

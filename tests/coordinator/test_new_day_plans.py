@@ -7,7 +7,7 @@ import pytest
 
 from app.database.connection import Connection, Database
 from app.store.coordinator.halves import STORED_HALVES
-from app.store.coordinator.ops import READ_RECORDED, RECORD_ENDS, RECORD_ENDS_OF_CHECKS
+from app.store.coordinator.ops import READ_RECORDED, RECORD_ENDS, RECORD_ENDS_OF_CHECKS, RECORD_FIRST_ENDS
 
 BIG = re.compile(r"on ((?:half|op|outbox)_\d{8})")
 
@@ -28,11 +28,12 @@ async def lane(dsn: str) -> AsyncIterator[Connection]:
     ("statement", "nothing"),
     [
         (RECORD_ENDS, "'{}', '{}', '{}', '{}', '{}', '{}', '{}', now()"),
+        (RECORD_FIRST_ENDS, "'{}', '{}', '{}', '{}', '{}', '{}', '{}', now()"),
         (RECORD_ENDS_OF_CHECKS, "'{}', " * 7 + "now()" + ", '{}'" * 10),
         (READ_RECORDED, "'{}', '{}', '{}', '{}', now()"),
         (STORED_HALVES, "'{}', '{}'"),
     ],
-    ids=["record_ends", "record_ends_of_checks", "read_recorded", "stored_halves"],
+    ids=["record_ends", "record_first_ends", "record_ends_of_checks", "read_recorded", "stored_halves"],
 )
 async def test_a_plan_of_empty_days_looks_up_by_primary_key(lane: Connection, statement: str, nothing: str) -> None:
     await lane.execute(f"prepare flush as {statement}")

@@ -9,7 +9,7 @@ import pytest
 from app.database.connection import Database
 from app.store.checkback.sweeps import NEXT_DUE
 from app.store.relay.log import LOG_HEAD, READER, WINDOW
-from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS
+from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, SETTLE_NEW_FIRST_TRIES, STREAMS
 from app.store.relay.retries import CLAIM_RETRIES, CLAIMANTS
 from app.store.relay.unrouted import TOPICS_AFTER
 
@@ -23,12 +23,22 @@ SETTLED = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
         (LOG_HEAD, []),
         (WINDOW, READER.types),
         (SETTLE_FIRST_TRIES, SETTLED),
+        (SETTLE_NEW_FIRST_TRIES, SETTLED),
         (SETTLE, [*SETTLED, *OUTCOMES.types]),
         (CLAIM_RETRIES, [*CLAIMANTS.types, "text", "timestamptz", "timestamptz"]),
         (NEXT_DUE, ["timestamptz", "uuid"]),
         (TOPICS_AFTER, ["bigint", "int"]),
     ],
-    ids=["log_head", "window", "settle_first_tries", "settle", "claim_retries", "next_due", "topics_after"],
+    ids=[
+        "log_head",
+        "window",
+        "settle_first_tries",
+        "settle_new_first_tries",
+        "settle",
+        "claim_retries",
+        "next_due",
+        "topics_after",
+    ],
 )
 async def test_a_plan_of_empty_days_scans_no_whole_day(dsn: str, statement: str, types: Sequence[str]) -> None:
     database = Database(dsn, pool_size=1)
@@ -45,7 +55,7 @@ async def test_a_plan_of_empty_days_scans_no_whole_day(dsn: str, statement: str,
 
     reads = [line for line in plan if "Scan" in line and BIG.search(line)]
     # A settle reads none of them.
-    assert bool(reads) is (statement not in (SETTLE, SETTLE_FIRST_TRIES))
+    assert bool(reads) is (statement not in (SETTLE, SETTLE_FIRST_TRIES, SETTLE_NEW_FIRST_TRIES))
     assert [line for line in reads if "Seq Scan" in line] == []
     if statement is TOPICS_AFTER:
         # Merged in the order of the index.

@@ -324,7 +324,7 @@ async def settle(connection: Connection, owner: str, batches: Sequence[Batch], n
     ]
     if outcomes:
         held = await connection.fetch(SETTLE, *arguments, *OUTCOMES.arrays(outcomes, n=streams_of_outcomes))
-    elif connection.is_in_transaction():
+    elif not connection.is_closed() and connection.is_in_transaction():
         # A statement that fails would end the database transaction.
         held = await connection.fetch(SETTLE_FIRST_TRIES, *arguments)
     else:
