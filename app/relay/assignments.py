@@ -370,11 +370,13 @@ class Assignments:
                 continue
             # What is to be stored has no row before its settle, and no settle runs during a refresh. A claimed message
             # has its row until its settle; if upkeep removed it, its key stays busy all the same.
-            settled = keys.stored_offsets() - stream.outcomes.buffer.offsets
+            unsettled = stream.outcomes.buffer.offsets
+            settled = keys.stored_offsets() - unsettled
             until = self._runtime.clock.now() + CLOCKS_APART
             stored = await checkpoints.stored_keys(connection, shard, until)
             keys.removed(settled.difference(*stored.values()))
-            keys.stored_ahead(stored)
+            # A delivered message has its row until its settle, and then keeps nothing back.
+            keys.stored_ahead({key: set(offsets) - unsettled for key, offsets in stored.items()})
 
     async def _free_dead_keys(self, connection: Connection) -> None:
         """Free the keys whose dead letters a person redelivered or discarded."""

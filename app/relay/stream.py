@@ -256,6 +256,8 @@ class Stream:
 
     def retry(self, claimed: Sequence[Outgoing], until: datetime, now: datetime) -> None:
         """Take messages that were claimed from delivery_retry until a time; they go before new ones."""
+        # There was something to claim, and there may be more.
+        self._claim_rest = None
         messages = self._claimed.take(claimed, until, now)
         self.outcomes.unsettled_retries += len(messages)
         self.outcomes.unsettled_retry_bytes += sum(len(message.body) for message in messages)

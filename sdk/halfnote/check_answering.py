@@ -35,6 +35,11 @@ class CheckAnswering:
         """Whether checks are being answered."""
         return not self._task.done()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to stop: its loop is closed, its task has ended, or is canceled and ends."""
+        return self.loop.is_closed() or not self.running or (self._stopping.is_set() and _answering.get() is not self)
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others.
 
@@ -58,6 +63,8 @@ class CheckAnswering:
                 await self._turn(started)
                 failed, started = 0, False
             except Exception as error:
+                if self._stopping.is_set():
+                    return
                 failed += 1
                 log.warning(FAILED, paused_s(failed, error), error)
                 await self._pause(paused_s(failed, error))

@@ -23,6 +23,7 @@ from halfnote.consuming import (
     GRACE_S,
     LEFT,
     NOT_BEGUN,
+    NOT_GIVEN_BACK,
     WORKED_ON,
     Consuming,
     HeldMessage,
@@ -169,7 +170,11 @@ class Consumer:
             await self._give_back(None)
         except BaseException as error:
             # Otherwise it would be held for longer and longer, until a close.
-            await self._give_back(error)
+            try:
+                await self._give_back(error)
+            except Exception:
+                # What ends the run is more than what fails then.
+                log.exception(NOT_GIVEN_BACK, self._consuming.subscription)
             raise
         finally:
             try:
@@ -236,12 +241,14 @@ class Consumer:
         try:
             await self._give_back(error, but)
         finally:
-            # Also if this is canceled.
+            # Also if this is canceled, once or twice.
             keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                keeper.cancel()
-                await asyncio.gather(keeper, return_exceptions=True)
-            await self._driver.close(0)
+            try:
+                if keeper is not None:
+                    keeper.cancel()
+                    await asyncio.gather(keeper, return_exceptions=True)
+            finally:
+                await self._driver.close(0)
 
     async def _run(self, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
@@ -355,6 +362,8 @@ class Consumer:
             try:
                 found = await unless_stopped(self._claimed(), self._stopping, stays_if_canceled=True)
             except Unconfirmed as error:
+                if self._stopping.is_set():
+                    break
                 failed += 1
                 log.warning(FAILED, self._consuming.subscription, paused_s(failed, error), error)
                 with suppress(asyncio.TimeoutError):
@@ -421,7 +430,15 @@ class Consumer:
             await self._give_back_held(error, but)
 
     async def _give_back_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
-        await self._acknowledged()
+        try:
+            await self._acknowledged()
+        except Exception:
+            # Not after another cancellation, which is to end this at once.
+            await self._nack_held(error, but)
+            raise
+        await self._nack_held(error, but)
+
+    async def _nack_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
         held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
         self._held = still_held(self._held, but)

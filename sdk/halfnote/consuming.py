@@ -38,6 +38,7 @@ LEFT = "%d messages were not settled (%s), and come again: %s"
 WORKED_ON = "message %s is still worked on as its consumer closes: it comes again unless that ends in time"
 UNREADABLE = "message %s with the handle %s of %s cannot be read, and is given back: %s: %s"
 ENDS = "messages of %s cannot be claimed, which ends `run` after the handlers under way: %s"
+NOT_GIVEN_BACK = "messages of %s could not be given back, and come again when their time is over"
 FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
 
 

@@ -252,7 +252,7 @@ class TransactionProducer:
         finally:
             # Also if this is canceled.
             for one in list(self._answering):
-                if one.loop.is_closed() or (one.loop is loop and not one.running):
+                if (one.loop is loop or one.loop.is_closed()) and one.is_over:
                     # Another close may have removed it.
                     with suppress(ValueError):
                         self._answering.remove(one)

@@ -19,6 +19,7 @@ from halfnote.consuming import (
     GRACE_S,
     LEFT,
     NOT_BEGUN,
+    NOT_GIVEN_BACK,
     WORKED_ON,
     Consuming,
     HeldMessage,
@@ -156,7 +157,11 @@ class SyncConsumer:
             self._run(take, queues, at_once)
         except BaseException as error:
             # Otherwise it would be held for longer and longer, until a close.
-            self._give_back(error)
+            try:
+                self._give_back(error)
+            except Exception:
+                # What ends the run is more than what fails then.
+                log.exception(NOT_GIVEN_BACK, self._consuming.subscription)
             raise
         finally:
             try:
@@ -216,8 +221,9 @@ class SyncConsumer:
         poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.
+            later = ThreadPoolExecutor(1, POSTER)
             with self._lock:
-                self._poster = ThreadPoolExecutor(1, POSTER)
+                self._poster = later
         try:
             with self._consuming.hurrying():
                 self._give_back(error, but)
@@ -415,7 +421,14 @@ class SyncConsumer:
             self._give_back_held(error, but)
 
     def _give_back_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
-        self._acknowledged()
+        try:
+            self._acknowledged()
+        except Exception:
+            self._nack_held(error, but)
+            raise
+        self._nack_held(error, but)
+
+    def _nack_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
         held = [one for one in self._held.values() if one is not but]
         # At once: a loop that is left and `close` may both give back.
         self._held = still_held(self._held, but)

@@ -392,6 +392,7 @@ class Background:
     def leave(self) -> None:
         """Drop what is left, and say so in the log, without a wait. An exchange does not do it to its own thread."""
         if not self._is_own():
+            self._closing = True
             self._drop()
             self._log_left()
 

@@ -34,11 +34,11 @@ async def unless_stopped(claim: Awaitable[T], stopping: asyncio.Event, *, stays_
     try:
         try:
             await asyncio.wait([claiming, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await _done(claiming, until)
         except asyncio.CancelledError:
             if stays_if_canceled:
                 await _done(claiming, until)
             raise
-        await _done(claiming, until)
         return claiming.result() if claiming.done() else None
     finally:
         for task in (claiming, stopped):

@@ -362,3 +362,16 @@ async def test_claims_in_vain_of_one_subscription_delay_no_retry_of_another(
         await relay.step(runtime, due_at + timedelta(seconds=0.3))
         assert await db.fetchval(claimed)
         await relay.drain(runtime)
+
+
+async def test_a_claim_that_finds_messages_ends_the_rest_of_its_stream(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    """A claim that does not wait for the rest, as after a key was freed, may find more than there is room for."""
+    now = runtime.clock.now()
+    async with Responder() as receiver:
+        _, stream = await opened(client, runtime, receiver, now)
+        stream.rest_claims(timedelta(seconds=5), now)
+        assert stream.claimant(0, now) is None
+        stream.retry([], now + timedelta(minutes=1), now)
+        assert stream.claimant(0, now) is not None

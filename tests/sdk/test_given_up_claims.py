@@ -67,6 +67,12 @@ async def stops(consumer: Consumer, work: "asyncio.Task[Any]") -> None:
     consumer.stop()
 
 
+async def stops_and_is_canceled(consumer: Consumer, work: "asyncio.Task[Any]") -> None:
+    consumer.stop()
+    await asyncio.sleep(0.05)
+    work.cancel()
+
+
 async def closes(consumer: Consumer, work: "asyncio.Task[Any]") -> None:
     await consumer.close()
 
@@ -86,7 +92,7 @@ async def runs(consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("work", [loops, runs])
-@pytest.mark.parametrize("ends", [cancels, stops, closes])
+@pytest.mark.parametrize("ends", [cancels, stops, stops_and_is_canceled, closes])
 async def test_messages_of_a_claim_that_is_given_up_come_again_at_once(
     url: str, client: httpx.AsyncClient, work: Callable[[Consumer], Awaitable[None]], ends: Ends
 ) -> None:
