@@ -35,11 +35,6 @@ class CheckAnswering:
         """Whether checks are being answered."""
         return not self._task.done()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to stop: its loop is closed, its task has ended, or is canceled and ends."""
-        return self.loop.is_closed() or not self.running or (self._stopping.is_set() and _answering.get() is not self)
-
     async def stop(self, grace_s: float = 5.0) -> None:
         """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others.
 
@@ -79,6 +74,11 @@ class CheckAnswering:
     async def _pause(self, seconds: float) -> None:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+def is_over(one: CheckAnswering) -> bool:
+    """Return whether nothing is left to stop: its loop is closed, its task has ended, or is canceled and ends."""
+    return one.loop.is_closed() or not one.running or (one._stopping.is_set() and _answering.get() is not one)
 
 
 class SyncCheckAnswering:

@@ -11,7 +11,7 @@ import httpx
 
 from halfnote.async_driver import AsyncDriver
 from halfnote.block import Binding, Block, OpenTransaction
-from halfnote.check_answering import CheckAnswering
+from halfnote.check_answering import CheckAnswering, is_over
 from halfnote.claiming import Claiming
 from halfnote.conversation import Conversation
 from halfnote.errors import HalfFailed, PlainFailed
@@ -252,7 +252,7 @@ class TransactionProducer:
         finally:
             # Also if this is canceled.
             for one in list(self._answering):
-                if (one.loop is loop or one.loop.is_closed()) and one.is_over:
+                if (one.loop is loop or one.loop.is_closed()) and is_over(one):
                     # Another close may have removed it.
                     with suppress(ValueError):
                         self._answering.remove(one)
