@@ -98,8 +98,13 @@ with keys as materialized (
       select from dead_letter x where x.subscription_id = k.subscription_id and x.replay = k.replay and x.key = k.key
         and x."offset" < b."offset"
     ))
+), logged as materialized ({logged}
 ), settled as materialized (
-  select subscription_id, replay, key, max(at) as at from ({earlier}) e group by 1, 2, 3
+  select l.subscription_id, l.replay, l.key, max(r.at) as at
+  from logged l join ({receipts}
+  ) r on r.transaction_id = l.transaction_id and r.position = l.position
+    and r.subscription_id = l.subscription_id and r.replay = l.replay
+  group by 1, 2, 3
 )
 select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offset",
   to_char(greatest(h.due_at, h.leased, h.until, s.at, (
@@ -108,24 +113,25 @@ select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offse
   )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
 from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
 """.replace("'{seen}'", "'{seen}'::timestamptz")
-# A person may have dropped a dead letter of a day that accepts no receipt any more.
-EARLIER = """
-    select h.subscription_id, h.replay, h.key, r.at
-    from heads h join {outbox} o on o.key = h.key and (h.pulled or o."offset" < h."offset")
-    join (
-      select transaction_id, position, subscription_id, replay, settled_at as at from {receipt}
-      union all
-      select transaction_id, position, subscription_id, replay, at from redelivery where what = 'dropped'
-    ) r on r.transaction_id = o.transaction_id and r.position = o.position
-      and r.subscription_id = h.subscription_id and r.replay = h.replay"""
+LOGGED = """
+  select h.subscription_id, h.replay, h.key, o.transaction_id, o.position
+  from heads h join {outbox} o on o.key = h.key and (h.pulled or o."offset" < h."offset")"""
 # Served by outbox_by_offset. With a bound at each end Postgres expects few entries, and does not scan the log.
-OF_DAY_BEFORE = f"""
-    union all{EARLIER}
-    where o."offset" > (select max("offset") from {{outbox}}) - {LOOKED_BACK}
-      and o."offset" <= (select max("offset") from {{outbox}})"""  # noqa: S608 -- a number of ours
+LOGGED_BEFORE = f"""
+  union all{LOGGED}
+  where o."offset" > (select max("offset") from {{outbox}}) - {LOOKED_BACK}
+    and o."offset" <= (select max("offset") from {{outbox}})"""  # noqa: S608 -- a number of ours
+RECEIPTS = """
+    select transaction_id, position, subscription_id, replay, settled_at as at from {receipt}"""
+# A person may have dropped a dead letter of a day that accepts no receipt any more.
+DROPPED = """
+    union all
+    select transaction_id, position, subscription_id, replay, at from redelivery where what = 'dropped'"""
 # How many keys there are is not known before they are read: without statistics Postgres expects one, and would read the
-# log once for each. The descents for each key and the look-ups of dead letters stay what they are.
-PLANNED = "set local enable_nestloop = off"
+# log once for each. The descents for each key and the look-ups of dead letters stay what they are. For the same reason
+# `logged` is read before the receipts: of their columns the subscription alone would join each key with each receipt.
+# A merge would use that column alone, too.
+PLANNED = ("set local enable_nestloop = off", "set local enable_mergejoin = off")
 
 
 def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -159,8 +165,9 @@ def write_ready(spark: SparkSession, snapshot: Snapshot, day: Day, directory: st
 
 def ready_query(snapshot: Snapshot, day: Day) -> str:
     """Return write_ready's query, for write_found. It needs PLANNED."""
-    earlier = EARLIER
+    logged, receipts = LOGGED, RECEIPTS
     before = {table: partition_name(table, day.day - timedelta(days=1)) for table in ("outbox", "receipt")}
     if snapshot.rows(f"select to_regclass('{before['outbox']}') is not null as found")[0]["found"]:
-        earlier += OF_DAY_BEFORE.format(**before)
-    return READY.replace("{earlier}", earlier)
+        logged += LOGGED_BEFORE.format(**before)
+        receipts += f"\n    union all{RECEIPTS.format(**before)}"
+    return READY.replace("{logged}", logged).replace("{receipts}", receipts + DROPPED)

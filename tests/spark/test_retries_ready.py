@@ -251,6 +251,12 @@ select (left(o.transaction_id::text, 23) || '-' || lpad(to_hex(n), 12, '0'))::uu
   'k' || mod(n, %s), o.committed_at
 from (select * from outbox where "offset" = %s) o, generate_series(1, %s) n
 """
+LOG_SETTLED: LiteralString = """
+insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
+  settled_at)
+select transaction_id, position, subscription_id, "offset", 'delivered', 1, now(), 1, now()
+from outbox, subscription where position = 1
+"""
 CLAIMS, CLAIMED = 10, 1000
 MANY_CLAIMS: LiteralString = """
 insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, positions,
@@ -271,6 +277,11 @@ def read_of(plan: dict[str, Any], table: str) -> float:
     return rows_read
 
 
+def most_of(plan: dict[str, Any]) -> float:
+    """How many rows the node of a plan has that has most."""
+    return max(plan["Actual Rows"] * plan["Actual Loops"], *map(most_of, plan.get("Plans", [])), 0)
+
+
 def plan_of(dsn: str) -> dict[str, Any]:
     """The plan of the comparison of the day, as it was run."""
     with open_snapshot(dsn) as snapshot:
@@ -280,7 +291,7 @@ def plan_of(dsn: str) -> dict[str, Any]:
             low=of_day.low, high=of_day.high, seen=datetime.now(UTC).isoformat(), **names
         )
     with psycopg.connect(dsn) as db:
-        for statement in ("set local jit = off", "set local max_parallel_workers_per_gather = 0", PLANNED):
+        for statement in ("set local jit = off", "set local max_parallel_workers_per_gather = 0", *PLANNED):
             db.execute(statement)
         [row] = db.execute(f"explain (analyze, format json) {query}".encode()).fetchall()
     plan: dict[str, Any] = row[0][0]["Plan"]
@@ -304,6 +315,7 @@ def test_the_log_of_a_day_is_read_once_for_all_keys(day: str, analyzed: str) -> 
         assert db.execute(MANY, [KEYS, KEYS]).rowcount == KEYS
         for offset in (1, 2):
             assert db.execute(LOG, [offset * 1_000_000, KEYS, offset, LOGGED]).rowcount == LOGGED
+        assert db.execute(LOG_SETTLED).rowcount == 2 * LOGGED
         if analyzed == "after":
             db.execute("analyze")
     plan = plan_of(day)
@@ -311,6 +323,8 @@ def test_the_log_of_a_day_is_read_once_for_all_keys(day: str, analyzed: str) -> 
     assert read_of(plan, partition_name("outbox", days_ago(3))) <= LOGGED + 10
     # Each look for the last entry reads one more.
     assert read_of(plan, partition_name("outbox", days_ago(4))) <= LOOKED_BACK + 2
+    # The receipts of both days.
+    assert most_of(plan) <= 2 * (LOGGED + 10)
 
 
 def test_without_a_key_that_is_ready_the_log_is_not_read(day: str) -> None:
