@@ -1,12 +1,14 @@
 """Find the full disk, or the used up disk quota, that keeps a server from starting."""
 
+import errno
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 # The server's messages are in English (binaries.clean_environment).
 NO_SPACE = "No space left on device"
-OVER_QUOTA = "Disk quota exceeded"
+OVER_QUOTA = os.strerror(errno.EDQUOT)
 # The first line of a start in the server's log, after which it may have ended.
 STARTING = "starting PostgreSQL"
 # A start writes whole segments of WAL, 16 MB each, and removes what did not fit. With more room than this, the log's
@@ -36,7 +38,7 @@ def find_used_up_quota(pgdata: Path, startup_end: str, log_end: str) -> Path | N
     """Return where the disk is mounted, of the tables or of the WAL, of which this start has used up a quota.
 
     The quota itself is not measured: the system may count it for a user, a group or a project, and not where it is.
-    `startup_end`, `log_end`: the end of the output of this start, and of the server's log.
+    `startup_end`, `log_end`: the end of the output of this start, and of what the server's log has got since.
     """
     lines = [*startup_end.splitlines(), *log_end.rpartition(STARTING)[2].splitlines()]
     told = [line for line in lines if OVER_QUOTA in line]

@@ -30,9 +30,10 @@ def launch(paths: ServerPaths, installation: Installation, *, patience_s: float)
     """
     paths.log.mkdir(exist_ok=True, mode=0o700)
     paths.account.own(paths.log)
+    written = _log_sizes(paths)
     postmaster = _spawn(paths, installation)
     try:
-        _await_ready(postmaster, paths, patience_s)
+        _await_ready(postmaster, paths, patience_s, written)
     except BaseException:
         kill_server(postmaster)
         raise
@@ -71,7 +72,8 @@ def _spawn_on_windows(paths: ServerPaths, installation: Installation) -> psutil.
     raise ServerEndedError(f"Postgres did not start. The end of its log:\n{_log_end(paths)}")
 
 
-def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: float) -> None:
+def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: float, written: dict[Path, int]) -> None:
+    """Wait until the server takes connections. `written`: the sizes of the log's files before the start."""
     grown_at, log_size = time.monotonic(), _log_size(paths)
     while True:
         # Postgres writes `ready` there when recovery is over and it accepts sessions.
@@ -79,7 +81,7 @@ def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: flo
         if noted is not None and noted.pid == postmaster.pid and noted.status == "ready":
             return
         if has_ended(postmaster):
-            raise ServerEndedError(_why_ended(paths))
+            raise ServerEndedError(_why_ended(paths, written))
         size = _log_size(paths)
         if size != log_size:
             grown_at, log_size = time.monotonic(), size
@@ -91,7 +93,7 @@ def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: flo
         time.sleep(_POLL_S)
 
 
-def _why_ended(paths: ServerPaths) -> str:
+def _why_ended(paths: ServerPaths, written: dict[Path, int]) -> str:
     startup_end, newest_end = _log_ends(paths)
     log_end = f"{startup_end}\n{newest_end}"
     disk = find_full_disk(paths.pgdata, log_end)
@@ -101,7 +103,7 @@ def _why_ended(paths: ServerPaths) -> str:
             f"{paths.home}. Enlarge the disk, or delete what is not Postgres's; never delete files of {paths.pgdata}. "
             f"Postgres's log is in {paths.log}."
         )
-    mount = find_used_up_quota(paths.pgdata, startup_end, newest_end)
+    mount = find_used_up_quota(paths.pgdata, startup_end, _log_since(paths, written))
     if mount is not None:
         return (
             f"A disk quota on {mount} is used up, so Postgres cannot start in {paths.home}. Raise the quota, or delete "
@@ -119,7 +121,24 @@ def _startup_log(paths: ServerPaths) -> Path:
 
 
 def _log_size(paths: ServerPaths) -> int:
-    return sum(path.stat().st_size for path in paths.log.iterdir())
+    return sum(_log_sizes(paths).values())
+
+
+def _log_sizes(paths: ServerPaths) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in paths.log.iterdir()}
+
+
+def _log_since(paths: ServerPaths, written: dict[Path, int]) -> str:
+    """Return the last lines that the server's log has got since its files had the sizes `written`.
+
+    A file that is smaller now was truncated by the rotation.
+    """
+    newest = max(paths.log.glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return ""
+    before, content = written.get(newest, 0), newest.read_bytes()
+    added = content[before:] if len(content) >= before else content
+    return last_lines(added.decode(errors="replace"), 10)
 
 
 def _log_end(paths: ServerPaths) -> str:

@@ -46,24 +46,42 @@ group by subscription_id, name
 """.replace("'{seen}'", "'{seen}'::timestamptz")  # noqa: S608 -- numbers of ours
 
 
-# Entries of the log of the day before in which an earlier message of a key is looked for.
+# Entries of the log of the day before, its last ones, in which an earlier message of a key is looked for.
 LOOKED_BACK = 100_000
 # A subscription that is ordered by key sends the messages of a key one after another, as the relay and the claims of
 # consumers have it (app/store/relay/retries.py, app/store/pull/ordered_claims.py): a message in delivery_retry waits
 # for each earlier one of its key there that was tried or is due, with `hold` for each that is dead, and while a claim
 # has one of the key. So the first of those that were tried or are due is the only one of its key that may be sent:
 # `heads`, one descent of delivery_retry_key for each key. It is ready from its due time, or since the last earlier
-# message of its key was settled: in memory, or in a claim, the worker may have had many of them. Without a head nothing
-# else is read. Served by dead_letter_key, the primary keys of pull_claim and receipt, and a scan of the log.
+# message of its key was settled: in memory, or in a claim, the worker may have had many of them.
+#
+# Of a subscription whose consumers claim, any message of the key that a consumer has keeps the key back, a later one
+# too: `leased` in delivery_retry, `held` in a claim, each until its time is over. A claim without keys is from a time
+# when the subscription was not ordered.
+#
+# Without a head the log is not scanned. Served by dead_letter_key, and one scan of the day's log and of its receipts;
+# pull_claim is small.
 READY = """
-with heads as materialized (
-  select k.*, b.transaction_id, b.position, b."offset", b.due_at from (
-    select distinct r.subscription_id, r.replay, r.key, s.on_dead
-    from delivery_retry r
-    join subscription s on s.subscription_id = r.subscription_id and s.ordered = 'key' and s.deleted_at is null
-    where r.transaction_id >= '{low}' and r.transaction_id < '{high}' and r.key is not null
-      and r.due_at <= '{seen}'
-  ) k cross join lateral (
+with keys as materialized (
+  select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (where s.pulled) as leased
+  from delivery_retry r
+  join (
+    select subscription_id, on_dead, coalesce(destination ->> 'type' = 'pull', false) as pulled
+    from subscription where ordered = 'key' and deleted_at is null
+  ) s on s.subscription_id = r.subscription_id
+  where r.key is not null
+  group by 1, 2, 3, 4, 5
+  having bool_or(r.transaction_id >= '{low}' and r.transaction_id < '{high}' and r.due_at <= '{seen}')
+), held as materialized (
+  select c.subscription_id, m.key, max(c.held_until) as until
+  from pull_claim c cross join lateral unnest(c.keys) with ordinality m (key, n)
+  where m.n <> all(c.settled) and m.key is not null
+  group by 1, 2
+), heads as materialized (
+  select k.*, b.transaction_id, b.position, b."offset", b.due_at, m.until
+  from keys k
+  left join held m on k.replay = 0 and m.subscription_id = k.subscription_id and m.key = k.key
+  cross join lateral (
     select r.transaction_id, r.position, r."offset", r.due_at, r.leased_until
     from delivery_retry r
     where r.subscription_id = k.subscription_id and r.replay = k.replay and r.key = k.key
@@ -72,35 +90,48 @@ with heads as materialized (
   ) b
   where b.transaction_id >= '{low}' and b.transaction_id < '{high}' and b.due_at <= '{seen}'
     and (b.leased_until is null or b.leased_until <= '{seen}')
+    and (k.leased is null or k.leased <= '{seen}') and (m.until is null or m.until <= '{seen}')
+    and not (k.replay = 0 and k.subscription_id in (
+      select subscription_id from pull_claim where keys is null and held_until > '{seen}'
+    ))
     and not (k.on_dead = 'hold' and exists (
       select from dead_letter x where x.subscription_id = k.subscription_id and x.replay = k.replay and x.key = k.key
         and x."offset" < b."offset"
     ))
-    and not (k.replay = 0 and exists (
-      select from pull_claim c where c.subscription_id = k.subscription_id and (c.keys is null or exists (
-        select from unnest(c.keys) with ordinality m (key, n) where m.key = k.key and m.n <> all(c.settled)
-      ))
-    ))
-), settled as (
-  select subscription_id, replay, key, max(settled_at) as at from ({earlier}) e group by 1, 2, 3
+), logged as materialized ({logged}
+), settled as materialized (
+  select l.subscription_id, l.replay, l.key, max(r.at) as at
+  from logged l join ({receipts}
+  ) r on r.transaction_id = l.transaction_id and r.position = l.position
+    and r.subscription_id = l.subscription_id and r.replay = l.replay
+  group by 1, 2, 3
 )
 select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offset",
-  to_char(greatest(h.due_at, s.at, (
+  to_char(greatest(h.due_at, h.leased, h.until, s.at, (
     select max(x.died_at) from dead_letter x where x.subscription_id = h.subscription_id and x.replay = h.replay
       and x.key = h.key and x."offset" < h."offset"
   )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
 from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
 """.replace("'{seen}'", "'{seen}'::timestamptz")
-EARLIER = """
-    select h.subscription_id, h.replay, h.key, r.settled_at
-    from heads h join {outbox} o on o.key = h.key and o."offset" < h."offset"
-    join {receipt} r on r.transaction_id = o.transaction_id and r.position = o.position
-      and r.subscription_id = h.subscription_id and r.replay = h.replay"""
-# Served by outbox_by_offset.
-OF_DAY_BEFORE = f"""
-    union all{EARLIER}
-    where o."offset" < (select max("offset") from heads)
-      and o."offset" >= (select min("offset") from heads) - {LOOKED_BACK}"""  # noqa: S608 -- a number of ours
+LOGGED = """
+  select h.subscription_id, h.replay, h.key, o.transaction_id, o.position
+  from heads h join {outbox} o on o.key = h.key and (h.pulled or o."offset" < h."offset")"""
+# Served by outbox_by_offset. With a bound at each end Postgres expects few entries, and does not scan the log.
+LOGGED_BEFORE = f"""
+  union all{LOGGED}
+  where o."offset" > (select max("offset") from {{outbox}}) - {LOOKED_BACK}
+    and o."offset" <= (select max("offset") from {{outbox}})"""  # noqa: S608 -- a number of ours
+RECEIPTS = """
+    select transaction_id, position, subscription_id, replay, settled_at as at from {receipt}"""
+# A person may have dropped a dead letter of a day that accepts no receipt any more.
+DROPPED = """
+    union all
+    select transaction_id, position, subscription_id, replay, at from redelivery where what = 'dropped'"""
+# How many keys there are is not known before they are read: without statistics Postgres expects one, and would read the
+# log once for each. The descents for each key and the look-ups of dead letters stay what they are. For the same reason
+# `logged` is read before the receipts: of their columns the subscription alone would join each key with each receipt.
+# A merge would use that column alone, too.
+PLANNED = ("set local enable_nestloop = off", "set local enable_mergejoin = off")
 
 
 def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -127,8 +158,16 @@ def write_ready(spark: SparkSession, snapshot: Snapshot, day: Day, directory: st
     Earlier messages of the key are those of the day, and the last of the day before. Without any, there is no
     directory. Raises copy.FAILURES.
     """
-    earlier = EARLIER
+    return write_found(
+        spark, snapshot, day, ready_query(snapshot, day), directory, rows_of, whole=True, planned=PLANNED
+    )
+
+
+def ready_query(snapshot: Snapshot, day: Day) -> str:
+    """Return write_ready's query, for write_found. It needs PLANNED."""
+    logged, receipts = LOGGED, RECEIPTS
     before = {table: partition_name(table, day.day - timedelta(days=1)) for table in ("outbox", "receipt")}
     if snapshot.rows(f"select to_regclass('{before['outbox']}') is not null as found")[0]["found"]:
-        earlier += OF_DAY_BEFORE.format(**before)
-    return write_found(spark, snapshot, day, READY.replace("{earlier}", earlier), directory, rows_of, whole=True)
+        logged += LOGGED_BEFORE.format(**before)
+        receipts += f"\n    union all{RECEIPTS.format(**before)}"
+    return READY.replace("{logged}", logged).replace("{receipts}", receipts + DROPPED)

@@ -78,6 +78,7 @@ def write_found(
     *,
     whole: bool = False,
     among: Sequence[str] | None = None,
+    planned: Sequence[str] = (),
 ) -> int:
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
@@ -86,8 +87,8 @@ def write_found(
     times: `{seen}`, of the snapshot; `{closes}`, before which the day was surely open; `{since}`, from which on it is;
     and what `receipts_since` returns. `{id_time}` is the time of the id of a half `h`, `{audit_keep_s}` how long audit
     rows are kept. `whole`: it runs once, over the whole day. `among`: the ids, sorted, to which `{among}`, a condition
-    that follows a column of ids, restricts it; None: any. Without findings, there is no directory. Raises
-    copy.FAILURES.
+    that follows a column of ids, restricts it; None: any. `planned`: statements that set how the query is planned.
+    Without findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = files_for(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
@@ -100,6 +101,8 @@ def write_found(
     given["id_time"] = _ID_TIME_18 if snapshot.connection.info.server_version >= 180_000 else _ID_TIME
     with snapshot.readers.cursor() as cursor:
         cursor.execute(f"set local work_mem = '{WORK_MEM}'")
+        for statement in planned:
+            cursor.execute(statement)
         pages = 0 if whole or among is not None else snapshot.pages(given["half"])
         ranges = _ranges(snapshot, day, pages) if among is None else _named(among)
         for number, (low, high, those) in enumerate(ranges):

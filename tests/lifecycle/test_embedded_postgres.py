@@ -421,6 +421,16 @@ def test_used_up_quota_is_named_by_the_start_that_met_it(start, data_dir):
     assert nothing_runs_on(data_dir)
 
 
+def test_start_that_fails_before_its_log_names_its_own_reason(start, data_dir):
+    start().stop()
+    newest = max(find_paths(data_dir).log.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    with newest.open("a") as log:
+        log.write("PANIC:  could not write to file pg_wal/xlogtemp.7: Disk quota exceeded\n")
+    with pytest.raises(EmbeddedPostgresError, match="says what to repair") as failed:
+        start(settings={"shared_buffers": "none"})
+    assert "shared_buffers" in str(failed.value)
+
+
 def test_quota_that_an_earlier_start_used_up_is_not_named(data_dir):
     used_up = "PANIC:  could not write to file pg_wal/xlogtemp.7: Disk quota exceeded"
     started = "LOG:  starting PostgreSQL 18.1\nFATAL:  could not load library"

@@ -7,11 +7,10 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import open_snapshot, partition_name
-from spark.sources.retries import EARLIER, READY, write_ready
+from spark.sources.retries import LOOKED_BACK, PLANNED, ready_query, write_ready
 from tests.spark.days import days_ago, fill_day, prove, rows
 
 RETRY: LiteralString = """
@@ -28,7 +27,13 @@ from outbox, subscription where "offset" = %s
 CLAIM: LiteralString = """
 insert into pull_claim (subscription_id, lowest, size, settled, claimed_at, held_until, sweep_at, transaction_ids,
   positions, keys)
-select subscription_id, "offset", 1, %s, now(), now() + interval '1 hour', now(), array[transaction_id], '{0}', '{k}'
+select subscription_id, "offset", 1, %s, now(), now() + %s::interval, now(), array[transaction_id], '{0}', '{k}'
+from outbox, subscription where "offset" = %s
+"""
+DROPPED: LiteralString = """
+insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, died_because,
+  attempts)
+select subscription_id, 0, transaction_id, 0, "offset", 'dropped', now() - interval '1 minute', now(), 'refused', 1
 from outbox, subscription where "offset" = %s
 """
 DUE, RECENT = "2 hours", "1 minute"
@@ -55,8 +60,22 @@ CASES: dict[str, tuple[int, str] | None] = {
     "a dead one that holds its key": None,
     "a claimed one": None,
     "a claimed one that was settled": (5, DUE),
+    "a claimed one for which the time was just over": (5, RECENT),
+    "a claimed one for which the time was long over": (5, DUE),
+    "a later one that a consumer has": None,
+    "a later one that a consumer had": (5, RECENT),
+    "a later one that a consumer settled": (5, RECENT),
+    "a later one that is sent": (5, DUE),
+    "a dropped one": (5, RECENT),
+    "a dropped one of the day before": (5, RECENT),
+}
+# For how long a claim holds its message from now on.
+HELD = {
+    "a claimed one for which the time was just over": "-1 minute",
+    "a claimed one for which the time was long over": "-3 hours",
 }
 SETTLED = {
+    "a later one that a consumer settled": 7,
     "one that was settled": 3,
     "one of the day before that was settled": 1,
     "a later one that was settled": 7,
@@ -87,6 +106,8 @@ def retry(
 def beside(dsn: str, what: str) -> None:
     """Store what is beside the message."""
     later: LiteralString = "now() + interval '2 hours'"
+    if "consumer" in what:
+        rows(dsn, 'update subscription set destination = \'{"type": "pull"}\' returning 1')
     if what == "one that is due":
         retry(dsn, 3)
     elif what == "one that was tried":
@@ -119,7 +140,14 @@ def beside(dsn: str, what: str) -> None:
             db.execute(DEAD, [3])
     elif what.startswith("a claimed one"):
         with psycopg.connect(dsn) as db:
-            db.execute(CLAIM, ["{1}" if "settled" in what else "{}", 3])
+            db.execute(CLAIM, ["{1}" if "settled" in what else "{}", HELD.get(what, "1 hour"), 3])
+    elif what == "a later one that a consumer had":
+        retry(dsn, 7, first_at="now() - interval '1 hour'", leased="now() - interval '1 minute'")
+    elif what.startswith("a later one that"):
+        retry(dsn, 7, first_at="now()", due_at=later, leased=later)
+    elif what.startswith("a dropped one"):
+        with psycopg.connect(dsn) as db:
+            assert db.execute(DROPPED, [1 if "day before" in what else 3]).rowcount == 1
 
 
 @pytest.fixture
@@ -152,6 +180,17 @@ def test_the_next_message_of_a_key_is_ready_since_the_last_one_was_settled(
     beside(day, what)
     wanted = CASES[what]
     assert ready(spark, day, tmp_path / "ready") == ({} if wanted is None else dict([wanted]))
+
+
+def test_an_earlier_message_of_the_day_before_is_found_from_far_into_the_day(
+    spark: SparkSession, day: str, tmp_path: Path
+) -> None:
+    far = 2 * LOOKED_BACK
+    rows(day, 'update outbox set "offset" = %s where "offset" = 5 returning 1', far)
+    retry(day, far)
+    assert ready(spark, day, tmp_path / "before") == {far: DUE}
+    rows(day, "update receipt set settled_at = now() - interval '1 minute' where \"offset\" = 1 returning 1")
+    assert ready(spark, day, tmp_path / "after") == {far: RECENT}
 
 
 def test_a_key_without_an_order_has_no_next_message(spark: SparkSession, day: str, tmp_path: Path) -> None:
@@ -201,28 +240,107 @@ def test_a_retry_behind_another_of_its_key_that_is_not_due_is_not_found(spark: S
 ROWS, KEYS = 20_000, 100
 MANY: LiteralString = """
 insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at)
-select s.subscription_id, o.transaction_id, n, n, 'order', 'k' || mod(n, %s), 0, now() - interval '2 hours'
+select s.subscription_id, o.transaction_id, n, 10000000 + n, 'order', 'k' || mod(n, %s), 0, now() - interval '2 hours'
 from subscription s, (select * from outbox where "offset" = 2) o, generate_series(1, %s) n
+"""
+# Entries of a day's log whose message has the offset %s; their own offsets go on from there.
+LOGGED = 120_000
+LOG: LiteralString = """
+insert into outbox (transaction_id, position, "offset", topic, key, committed_at)
+select (left(o.transaction_id::text, 23) || '-' || lpad(to_hex(n), 12, '0'))::uuid, 1, %s + n, 'order',
+  'k' || mod(n, %s), o.committed_at
+from (select * from outbox where "offset" = %s) o, generate_series(1, %s) n
+"""
+LOG_SETTLED: LiteralString = """
+insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
+  settled_at)
+select transaction_id, position, subscription_id, "offset", 'delivered', 1, now(), 1, now()
+from outbox, subscription where position = 1
+"""
+CLAIMS, CLAIMED = 10, 1000
+MANY_CLAIMS: LiteralString = """
+insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, positions,
+  keys)
+select subscription_id, 1, 1, now(), now() + interval '1 hour', now(), '{}', '{}', array(
+  select 'other' || n from generate_series(1, %s) n
+)
+from subscription, generate_series(1, %s)
 """
 
 
 def read_of(plan: dict[str, Any], table: str) -> float:
-    """How many rows of a table a plan's node, and all below it, have read."""
-    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if plan.get("Relation Name") == table else 0
+    """How many rows of a table, or of a function, a plan's node, and all below it, have read."""
+    here = plan.get("Relation Name", plan.get("Function Name")) == table
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if here else 0
     below: float = sum(read_of(child, table) for child in plan.get("Plans", []))
     rows_read: float = own * plan["Actual Loops"] + below
     return rows_read
 
 
-def test_the_retries_of_a_day_are_read_once_and_one_more_for_each_key(day: str) -> None:
-    with open_snapshot(day) as snapshot:
+def most_of(plan: dict[str, Any]) -> float:
+    """How many rows the node of a plan has that has most."""
+    return max(plan["Actual Rows"] * plan["Actual Loops"], *map(most_of, plan.get("Plans", [])), 0)
+
+
+def plan_of(dsn: str) -> dict[str, Any]:
+    """The plan of the comparison of the day, as it was run."""
+    with open_snapshot(dsn) as snapshot:
         of_day = snapshot.day(days_ago(3))
         names = {table: partition_name(table, of_day.day) for table in ("outbox", "receipt")}
-    seen = datetime.now(UTC).isoformat()
-    statement = READY.replace("{earlier}", EARLIER).format(low=of_day.low, high=of_day.high, seen=seen, **names)
+        query = ready_query(snapshot, of_day).format(
+            low=of_day.low, high=of_day.high, seen=datetime.now(UTC).isoformat(), **names
+        )
+    with psycopg.connect(dsn) as db:
+        for statement in ("set local jit = off", "set local max_parallel_workers_per_gather = 0", *PLANNED):
+            db.execute(statement)
+        [row] = db.execute(f"explain (analyze, format json) {query}".encode()).fetchall()
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def test_the_retries_of_a_day_are_read_once_and_one_more_for_each_key(day: str) -> None:
     with psycopg.connect(day) as db:
         assert db.execute(MANY, [KEYS, ROWS]).rowcount == ROWS
         db.execute("analyze delivery_retry")
-        [row] = db.execute(sql.SQL(f"explain (analyze, format json) {statement}")).fetchall()
-    assert row[0][0]["Plan"]["Actual Rows"] == KEYS
-    assert read_of(row[0][0]["Plan"], "delivery_retry") == ROWS + KEYS
+    plan = plan_of(day)
+    assert plan["Actual Rows"] == KEYS
+    assert read_of(plan, "delivery_retry") == ROWS + KEYS
+
+
+@pytest.mark.parametrize("analyzed", ["never", "before", "after"])
+def test_the_log_of_a_day_is_read_once_for_all_keys(day: str, analyzed: str) -> None:
+    with psycopg.connect(day) as db:
+        if analyzed == "before":
+            db.execute("analyze")
+        assert db.execute(MANY, [KEYS, KEYS]).rowcount == KEYS
+        for offset in (1, 2):
+            assert db.execute(LOG, [offset * 1_000_000, KEYS, offset, LOGGED]).rowcount == LOGGED
+        assert db.execute(LOG_SETTLED).rowcount == 2 * LOGGED
+        if analyzed == "after":
+            db.execute("analyze")
+    plan = plan_of(day)
+    assert plan["Actual Rows"] == KEYS
+    assert read_of(plan, partition_name("outbox", days_ago(3))) <= LOGGED + 10
+    # Each look for the last entry reads one more.
+    assert read_of(plan, partition_name("outbox", days_ago(4))) <= LOOKED_BACK + 2
+    # The receipts of both days.
+    assert most_of(plan) <= 2 * (LOGGED + 10)
+
+
+def test_without_a_key_that_is_ready_the_log_is_not_read(day: str) -> None:
+    retry(day, 3, first_at="now()", due_at="now() + interval '2 hours'")
+    retry(day, 5)
+    plan = plan_of(day)
+    assert plan["Actual Rows"] == 0
+    # A hash join reads the first row before it knows that the other side has none.
+    assert read_of(plan, partition_name("outbox", days_ago(3))) <= 1
+    assert read_of(plan, partition_name("outbox", days_ago(4))) <= 1
+
+
+def test_the_keys_of_claims_are_read_once(day: str) -> None:
+    with psycopg.connect(day) as db:
+        assert db.execute(MANY, [KEYS, KEYS]).rowcount == KEYS
+        assert db.execute(MANY_CLAIMS, [CLAIMED, CLAIMS]).rowcount == CLAIMS
+    plan = plan_of(day)
+    assert plan["Actual Rows"] == KEYS
+    assert read_of(plan, "unnest") == CLAIMS * CLAIMED
