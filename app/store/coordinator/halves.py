@@ -86,8 +86,10 @@ _SEVERAL = (
 )
 # For halves with one message each, which almost all are: the arrays are read once.
 _SINGLE = ("", HALVES.unnest("a"), "")
-INSERT_HALVES, INSERT_NEW_HALVES = _insert_halves(*_SEVERAL, ON_REPEAT), _insert_halves(*_SEVERAL)
-INSERT_SINGLE_HALVES, INSERT_NEW_SINGLE_HALVES = _insert_halves(*_SINGLE, ON_REPEAT), _insert_halves(*_SINGLE)
+INSERT_HALVES = _insert_halves(*_SEVERAL, ON_REPEAT)
+INSERT_NEW_HALVES = _insert_halves(*_SEVERAL)
+INSERT_SINGLE_HALVES = _insert_halves(*_SINGLE, ON_REPEAT)
+INSERT_NEW_SINGLE_HALVES = _insert_halves(*_SINGLE)
 
 
 # INSERT_HALVES for one half with one message whose topic is known, because one caller is faster without arrays. Its
@@ -105,7 +107,8 @@ returning transaction_id, first_check_at
 """  # noqa: S608 -- a constant
 
 
-INSERT_HALF, INSERT_NEW_HALF = _insert_one_half(ON_REPEAT), _insert_one_half()
+INSERT_HALF = _insert_one_half(ON_REPEAT)
+INSERT_NEW_HALF = _insert_one_half()
 
 # Served by the primary keys of half and op, one probe each in one partition for each id. LATERAL … OFFSET 0 separates
 # the lookups, so each one prunes to its own day. RECORD_ENDS says why the condition is `position < 1`.

@@ -177,7 +177,8 @@ from decided left join sent b on true
 """  # noqa: S608 -- constants
 
 
-RECORD_END, RECORD_FIRST_END = _record_end(), _record_end("")
+RECORD_END = _record_end()
+RECORD_FIRST_END = _record_end("")
 
 # For ids that RECORD_ENDS did not decide: the recorded verdict. It is a second statement because the winner of a race
 # is not in the snapshot of the first. Served by the primary keys of op and outbox, one partition each. A refused end

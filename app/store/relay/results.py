@@ -285,7 +285,8 @@ def _settle_first_tries(on_receipt: str = "") -> str:
 """
 
 
-SETTLE_FIRST_TRIES, SETTLE_NEW_FIRST_TRIES = _settle_first_tries("on conflict do nothing"), _settle_first_tries()
+SETTLE_FIRST_TRIES = _settle_first_tries("on conflict do nothing")
+SETTLE_NEW_FIRST_TRIES = _settle_first_tries()
 
 
 def _is_first_try(settlement: Settlement) -> bool:
