@@ -37,8 +37,8 @@ T = TypeVar("T")
 # these are all of its messages.
 Published: TypeAlias = Callable[[Collection[str], Sequence[Logged], bool], None]
 
-# The statements that take repeats take a fifth longer than those that fail on one. After a repeat a lane takes repeats
-# until none has come for so long. The database logs each failed statement as an error, so there are few of them.
+# The statements that take repeats take up to a fourth longer than those that fail on one. After a repeat a lane takes
+# repeats until none has come for so long. The database logs each failed statement as an error, so there are few.
 REPEATS_REST_S = 60.0
 # Bounded, because producers choose topics. A forgotten topic is only inserted again.
 TOPICS_REMEMBERED = 10_000
