@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import QueuePool
 
 from app.database.array_encoding import ask_by_type
+from app.database.array_types import KnowingConnection
 from app.database.backends import Backend, end_backends, note_backend
 from app.database.keepalive import ON_THE_SERVER, keep_alive
 from app.database.lent_connections import LentConnections
@@ -157,6 +158,7 @@ async def _connect(
             timeout=timeout_s,
             command_timeout=answer_within_s,
             server_settings=settings,
+            connection_class=KnowingConnection,
         )
         try:
             # asyncpg has no setting for it.
