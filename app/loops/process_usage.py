@@ -23,6 +23,8 @@ class ProcessUsage:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._counted_s = 0.0
+        # To look it up reads the package's metadata from its files.
+        self._version = version("halfnote-server")
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Set the gauges, and count the CPU time since the last step."""
@@ -37,7 +39,7 @@ class ProcessUsage:
             metrics.open_files_max.set(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         metrics.pool_in_use.set(runtime.database.connections_in_use)
         metrics.pool_size.set(runtime.settings.pool_size)
-        metrics.build.labels(version("halfnote-server"), platform.python_version()).set(1)
+        metrics.build.labels(self._version, platform.python_version()).set(1)
         runtime.show_loop_ages()
         runtime.metrics.http.in_flight.set(runtime.load_limits.in_flight)
         runtime.metrics.http.bodies_held.set(runtime.load_limits.held_bytes)

@@ -81,6 +81,37 @@ class LimitedFamily(Generic[Counted]):
         return series
 
 
+class NamedGauges:
+    """The series of a gauge with one label, of which a loop sets all again and again.
+
+    The client looks a series up by its labels, which costs more than to set it. A loop that shows hundreds of names
+    each second, most of them unchanged, would use most of its time for that.
+    """
+
+    def __init__(self, gauge: Gauge) -> None:
+        self.gauge = gauge
+        self._shown: dict[str, tuple[Gauge, float]] = {}
+        self._shared = _are_shared()
+
+    def set(self, name: str, value: float) -> None:
+        """Set the value of a name."""
+        shown = self._shown.get(name)
+        if shown is None:
+            series = self.gauge.labels(name)
+        elif shown[1] == value and not self._shared:
+            return
+        else:
+            series = shown[0]
+        # Among several processes an unchanged one too: another process may have withdrawn it since.
+        series.set(value)
+        self._shown[name] = series, value
+
+    def withdraw(self, name: str) -> None:
+        """Remove the series of a name from what `/metrics` answers."""
+        self._shown.pop(name, None)
+        withdraw(self.gauge, name)
+
+
 class Families:
     """Makes families in `registry`."""
 
@@ -99,6 +130,10 @@ class Families:
         """Return a new histogram that takes many values in one call."""
         return BatchHistogram(f"halfnote_{name}", text, labels, buckets=buckets, registry=self._registry)
 
+    def named_gauges(self, name: str, text: str, label: str) -> NamedGauges:
+        """Return a new gauge with one label, for a loop that sets all of its series again and again."""
+        return NamedGauges(self.gauge(name, text, label))
+
     def gauge(self, name: str, text: str, *labels: str, combine: Combine = "livemostrecent") -> Gauge:
         """Return a new gauge."""
         return Gauge(f"halfnote_{name}", text, labels, registry=self._registry, multiprocess_mode=combine)
@@ -110,8 +145,13 @@ class Families:
 
 def withdraw(gauge: Gauge, *labels: str) -> None:
     """Remove one series of a gauge from what `/metrics` answers."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    if _are_shared():
         # The files that processes share support no removal. `Metrics.exposition` leaves out NaN.
         gauge.labels(*labels).set(nan)
     else:
         gauge.remove(*labels)
+
+
+def _are_shared() -> bool:
+    """Return whether several processes share their series in files."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ

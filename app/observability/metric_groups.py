@@ -79,7 +79,7 @@ class RelayMetrics:
     """Deliveries, and what each subscription still has to receive."""
 
     def __init__(self, families: Families, values_max: int) -> None:
-        counter, gauge = families.counter, families.gauge
+        counter, named_gauges = families.counter, families.named_gauges
         # The subscriptions that have counters and histograms of their own.
         self.subscriptions = LimitedLabel[str, str](values_max, str, lambda: OTHER)
         self.unrouted = families.measured(
@@ -94,7 +94,7 @@ class RelayMetrics:
             "subscription",
             "reason",
         )
-        self.waiting_limit_used = gauge(
+        self.waiting_limit_used = named_gauges(
             "waiting_limit_used",
             "Share of the subscription's limits that its waiting messages use; at 1 they become dead letters",
             "subscription",
@@ -108,25 +108,25 @@ class RelayMetrics:
             DELIVERY_SECONDS,
             "subscription",
         )
-        self.breaker_open = gauge(
+        self.breaker_open = named_gauges(
             "breaker_open",
             "1 if the circuit breaker of the subscription (of any shard) is open now, else 0",
             "subscription",
         )
         breakers = counter("breakers", "Circuit breakers that opened or closed", "subscription", "what")
-        self.lag_s = gauge("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
-        self.lag_messages = gauge(
+        self.lag_s = named_gauges("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
+        self.lag_messages = named_gauges(
             "relay_lag_messages", "Log entries not yet read (of any topic) and messages not settled", "subscription"
         )
-        self.retries_waiting = gauge(
+        self.retries_waiting = named_gauges(
             "retries_waiting",
             "Messages that failed and wait for another attempt, counted up to 10,000 for each subscription",
             "subscription",
         )
-        self.oldest_retry_s = gauge(
+        self.oldest_retry_s = named_gauges(
             "oldest_retry_seconds", "Time since the first attempt of the message that fails longest (s)", "subscription"
         )
-        self.dead_letters = gauge(
+        self.dead_letters = named_gauges(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
         self.deliveries = LimitedFamily(deliveries, self.subscriptions)
@@ -134,6 +134,7 @@ class RelayMetrics:
         self.breakers = LimitedFamily(breakers, self.subscriptions)
         self.delivery_seconds = LimitedFamily(delivery_seconds, self.subscriptions)
         self.commit_to_received = LimitedFamily(received, self.subscriptions)
+        self._counted_from_zero: set[str] = set()
         self._with_limits: dict[str, set[str]] = {}
         self._with_breakers: set[str] = set()
         self._with_dead_letters: set[str] = set()
@@ -144,32 +145,35 @@ class RelayMetrics:
     def show_dead_letters(self, counts: Mapping[str, int]) -> None:
         """Set `dead_letters` of these subscriptions, and set it to 0 for those that have none any more."""
         for name in self._with_dead_letters | counts.keys():
-            self.dead_letters.labels(name).set(counts.get(name, 0))
+            self.dead_letters.set(name, counts.get(name, 0))
         self._with_dead_letters = set(counts)
 
     def show_breakers(self, open_now: Mapping[str, bool]) -> None:
         """Set `breaker_open` of every subscription, and withdraw it for deleted ones."""
         for name, is_open in open_now.items():
-            self.breaker_open.labels(name).set(is_open)
+            self.breaker_open.set(name, is_open)
         for name in self._with_breakers - open_now.keys():
-            withdraw(self.breaker_open, name)
+            self.breaker_open.withdraw(name)
         self._with_breakers = set(open_now)
 
     def show_limits_used(self, loop: str, used: Mapping[str, float]) -> None:
         """Set `waiting_limit_used` of the subscriptions with limits that `loop` counts; withdraw the others."""
         for name, share in used.items():
-            self.waiting_limit_used.labels(name).set(share)
+            self.waiting_limit_used.set(name, share)
         for name in self._with_limits.get(loop, set()) - used.keys():
-            withdraw(self.waiting_limit_used, name)
+            self.waiting_limit_used.withdraw(name)
         self._with_limits[loop] = set(used)
 
     def count_from_zero(self, subscriptions: Iterable[str]) -> None:
         """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
-        for name in subscriptions:
+        names = dict.fromkeys(subscriptions)
+        # In their order: the first ones have series of their own.
+        for name in (name for name in names if name not in self._counted_from_zero):
             for what in ("opened", "closed"):
                 self.breakers.labels(name, what)
             for reason in (DeadLetterReason.EXPIRED, DeadLetterReason.BACKLOG):
                 self.expired.labels(name, reason)
+        self._counted_from_zero = set(names)
 
     def show_retries(self, retries: Mapping[str, tuple[float, int]]) -> None:
         """Set the retries of every subscription, and withdraw those of deleted ones.
@@ -177,11 +181,11 @@ class RelayMetrics:
         `retries`: (seconds since the oldest one's first attempt, messages) by subscription.
         """
         for name, (age_s, messages) in retries.items():
-            self.oldest_retry_s.labels(name).set(age_s)
-            self.retries_waiting.labels(name).set(messages)
+            self.oldest_retry_s.set(name, age_s)
+            self.retries_waiting.set(name, messages)
         for name in self._with_retries - retries.keys():
-            withdraw(self.oldest_retry_s, name)
-            withdraw(self.retries_waiting, name)
+            self.oldest_retry_s.withdraw(name)
+            self.retries_waiting.withdraw(name)
         self._with_retries = set(retries)
 
     def show_lags(self, loop: str, lags: Mapping[str, tuple[float, int]]) -> None:
@@ -190,15 +194,14 @@ class RelayMetrics:
         `lags`: (seconds, messages) by subscription. A lag ends when its subscription is deleted or moves to another
         worker.
         """
-        # Also unchanged ones: another process may have withdrawn them since.
         for name, (age_s, messages) in lags.items():
-            self.lag_s.labels(name).set(age_s)
-            self.lag_messages.labels(name).set(messages)
+            self.lag_s.set(name, age_s)
+            self.lag_messages.set(name, messages)
         ended = self._with_lag.get(loop, set()) - lags.keys()
         self._with_lag[loop] = set(lags)
         for name in ended.difference(*self._with_lag.values()):
-            withdraw(self.lag_s, name)
-            withdraw(self.lag_messages, name)
+            self.lag_s.withdraw(name)
+            self.lag_messages.withdraw(name)
 
 
 class RetentionMetrics:
@@ -228,6 +231,7 @@ class RetentionMetrics:
             "left_undelivered", "Messages that became dead letters because their day was removed", "subscription"
         )
         self.left_undelivered = LimitedFamily(left_undelivered, subscriptions)
+        self._counted_from_zero: set[str] = set()
         self._held: set[tuple[str, str]] = set()
         self._with_bytes: set[str] = set()
 
@@ -256,8 +260,10 @@ class RetentionMetrics:
 
     def count_from_zero(self, subscriptions: Iterable[str]) -> None:
         """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
-        for name in subscriptions:
+        names = dict.fromkeys(subscriptions)
+        for name in (name for name in names if name not in self._counted_from_zero):
             self.left_undelivered.labels(name)
+        self._counted_from_zero = set(names)
 
 
 class ProofMetrics:

@@ -536,6 +536,17 @@ NAMES = (
 )
 
 
+def test_a_series_that_comes_back_with_the_same_value_is_shown_again() -> None:
+    metrics, mailer = Metrics(), {"subscription": "mailer"}
+
+    def lags() -> list[float | None]:
+        return [metrics.registry.get_sample_value(f"{LAGS}{unit}", mailer) for unit in ("seconds", "messages")]
+
+    for shown in ({"mailer": (0.0, 0)}, {"mailer": (0.0, 0)}, {}, {"mailer": (0.0, 0)}, {"mailer": (4.0, 1)}):
+        metrics.relay.show_lags("relay", shown)
+        assert lags() == list(shown.get("mailer", (None, None)))
+
+
 def shown_by(child: Child, names: str | tuple[str, ...] = NAMES) -> dict[str, float]:
     lines = child.run("print(metrics.exposition().decode())")
     pairs = (line.rpartition(" ") for line in lines if line.startswith(names))
