@@ -44,6 +44,8 @@ BURST = 3
 # How often assignments are refreshed, and how often due retries are claimed.
 REFRESH_EVERY = timedelta(seconds=1)
 RETRIES_EVERY = timedelta(seconds=0.5)
+# How often the lags of streams are shown while all rest: they do not change, but other processes may withdraw them.
+SHOW_RESTING_EVERY = timedelta(seconds=5)
 # After a claim that found nothing for a stream with due rows, as many times its duration pass before the next regular
 # one of that stream, within a limit: a claim passes all rows that wait behind a failed message of their key, thousands
 # for hours. The other streams are claimed for meanwhile.
@@ -76,6 +78,8 @@ class Relay:
         self._handed = HandedMessages()
         # The streams, if each of them rested at the end of the last turn.
         self._resting: list[Stream] = []
+        # When the lags were last shown since all streams rest.
+        self._shown_resting_at: datetime | None = None
         # Whether the last look found any message that waits for a retry.
         self._retries_wait = True
         self._refreshed_at: datetime | None = None
@@ -128,9 +132,11 @@ class Relay:
                 await self._assignments.refresh(connection, now)
             self._refreshed_at = now
         if woken.idle and self._resting and await self._still_rests(runtime, now):
-            if self._refreshed_at == now:
+            if self._refreshed_at == now and due(self._shown_resting_at, SHOW_RESTING_EVERY, now):
                 self._measure(runtime, now)
+                self._shown_resting_at = now
             return StepResult()
+        self._shown_resting_at = None
         if self.streams:
             groups = await self._look(runtime, now, looks=woken.looks)
             await expire(runtime, self._assignments, now)

@@ -33,7 +33,7 @@ async def database(dsn: str) -> AsyncIterator[Database]:
 async def _has_read_the_catalog(connection: Connection) -> bool:
     """Return whether asyncpg's query for types is among the statements that the connection has prepared."""
     found: bool = await connection.fetchval(
-        "select exists (select from pg_prepared_statements where ltrim(statement) like 'WITH RECURSIVE typeinfo_tree(%')"
+        "select exists (select from pg_prepared_statements where ltrim(statement) like 'WITH RECURSIVE typeinfo%')"
     )
     return found
 
