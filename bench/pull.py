@@ -32,6 +32,9 @@ WAITING, WAITING_QUICK, WAIT_S, LOOKED_S = 1000, 100, 30, 20
 # The most seconds until the last message of a run is acknowledged.
 LAST_S = 60.0
 FOR_BACKLOG = "bench.pull"
+# The time that a service has to give back what its consumers left, before it is halted. Postgres ends a connection that
+# is silent inside a database transaction for 10 s, and the next claim would fail.
+BEFORE_HALT_S = 1
 # Beside RocketMQ: rounds, their length, and how long the last messages may take.
 ROCKETMQ, PRODUCERS = "RocketMQ 5.5.0, SYNC_FLUSH", 64
 PEER_ROUNDS, PEER_S, PEER_QUICK_S, WITHIN_S = 5, 10, 2, 60
@@ -182,6 +185,7 @@ async def _beside_rocketmq(stage: Stage, report: Report, receiver: Service) -> N
                 try:
                     measured = await peer.measure(Slice("run", PRODUCERS, seconds, WITHIN_S))
                 finally:
+                    await asyncio.sleep(BEFORE_HALT_S)
                     peer.halt()
                 # The first round warms up.
                 if number:
