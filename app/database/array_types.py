@@ -57,13 +57,9 @@ _KNOWN: dict[int, _Type] = {
 class KnowingConnection(asyncpg.Connection):
     """A connection that knows ARRAYS. It reads the catalog for other types, as asyncpg does."""
 
-    async def _introspect_types(
-        self,
-        typeoids: Sequence[int],
-        timeout: float | None,  # noqa: ASYNC109 -- asyncpg's parameter
-    ) -> tuple[Sequence[_Type], Any]:
+    async def _introspect_types(self, typeoids: Sequence[int], *rest: Any) -> tuple[Sequence[_Type], Any]:
         """Return the rows that describe these types, and the statement that has read them."""
         if _KNOWN.keys() >= set(typeoids):
             return [_KNOWN[oid] for oid in typeoids], _NoStatement()
-        read: tuple[Sequence[_Type], Any] = await super()._introspect_types(typeoids, timeout)  # type: ignore[misc]
+        read: tuple[Sequence[_Type], Any] = await super()._introspect_types(typeoids, *rest)  # type: ignore[misc]
         return read
