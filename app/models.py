@@ -203,8 +203,8 @@ producer_group = Table(
     Column("batch_checks", Boolean, nullable=False, server_default=text("false")),
     # The last PUT, also one that changed nothing: it ends the time for which the group asked for no checks.
     Column("registered_at", Time),
-    # A round asks all checks that were not answered when a producer started. When the last one began, and the time of a
-    # next check up to which it has come; null: it is complete.
+    # A round asks all checks that were not answered when a producer started. When the last one began, and whether it is
+    # complete: then `round_reached` is null. Earlier versions keep the place of a round in it.
     Column("round_began_at", Time),
     Column("round_reached", Time),
     Index("producer_group_round", "round_began_at", postgresql_where=text("round_reached IS NOT NULL")),
@@ -260,11 +260,18 @@ check_back = Table(
     Column("claimed_at", Time),
     # A check was asked for after the last claim, by a person or a registration: the next one does not wait.
     Column("asked_at", Time),
-    # For when the last round asked for a check: a later round asks for the next one some seconds later.
+    # For when the last round asked for a check: a later round asks for the next one some seconds later, and those
+    # first for which this was longest ago.
     Column("urged_at", Time),
     CheckConstraint("state IN (1, 2)", name="check_back_state"),
     Index("check_back_due", "producer_group", "next_check_at"),
     Index("check_back_leased", "producer_group", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
+    Index(
+        "check_back_urged",
+        "producer_group",
+        text("coalesce(urged_at, swept_at)"),
+        postgresql_where=text("state = 1 AND unanswered > 0"),
+    ),
     Index("check_back_claimed", "leased_until", postgresql_where=text("claimed_epoch = lease_epoch")),
     **_MUTABLE,
 )

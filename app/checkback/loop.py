@@ -115,7 +115,10 @@ class CheckBack:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def drain(self, runtime: Runtime) -> None:
-        """Settle the checks that finish in time, cancel the others and release their leases for other replicas."""
+        """Settle the checks that finish in time, cancel the others and release their leases for other replicas.
+
+        A check that is released does not count as unanswered, so policy does not wait longer for it.
+        """
         within_s = runtime.settings.drain_s * DRAIN_SHARE
         try:
             async with asyncio.timeout(within_s):
@@ -127,10 +130,13 @@ class CheckBack:
         for task in canceled:
             task.cancel()
         await asyncio.gather(*canceled, return_exceptions=True)
-        leases = [(one.transaction_id, one.epoch) for claims in left.values() for one in claims]
+        claims = [one for claims in left.values() for one in claims]
+        # The database did not take these.
+        claims += [one.check.claim for one in self._finished]
+        leases = {(one.transaction_id, one.epoch) for one in claims}
         if leases:
             async with runtime.database.connection() as connection:
-                await release(connection, leases)
+                await release(connection, sorted(leases))
         log.info("checks_drained", released=len(leases))
 
     async def _prepared(self, connection: Connection, claims: Sequence[Claim]) -> list[Check]:
@@ -191,6 +197,9 @@ class CheckBack:
                     log.warning("checks_not_settled", checks=len(batch), error=str(error), retry_s=backoff_s)
                     await asyncio.sleep(backoff_s)
                     continue
+                except asyncio.CancelledError:
+                    self._finished[:0] = batch
+                    raise
                 backoff_s = 0.0
                 self._in_flight = +(self._in_flight - Counter(one.check.claim.producer_group for one in batch))
                 self.wake.set()

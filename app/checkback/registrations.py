@@ -7,9 +7,10 @@ is not asked.
 """
 
 import time
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import Enum
+from typing import TypeAlias
 
 import structlog
 
@@ -17,9 +18,13 @@ from app.database.connection import Connection
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.checkback import rounds
-from app.store.checkback.rounds import AskingRound
+from app.store.checkback.rounds import AskedBatch, AskingRound
+from app.store.retention.index_plans import probe
 
 log = structlog.get_logger(__name__)
+
+# A statement that asks.
+Ask: TypeAlias = Callable[[Connection, AskingRound, datetime], Awaitable[AskedBatch]]
 
 # No batch begins after this time, because the answer of a registration waits. The loop goes on.
 ASKED_WITHIN_S = 2.0
@@ -48,16 +53,9 @@ async def ask_unanswered(connection: Connection, group: str, now: datetime) -> N
     if one is None:
         return
     until = time.monotonic() + ASKED_WITHIN_S
-    # Those in flight first, because one that is settled meanwhile waits then, maybe before the place of the round.
-    while await rounds.ask_in_flight(connection, one, now) >= rounds.AT_ONCE:
-        if time.monotonic() >= until:
-            return
     while not await rounds.many_due(connection, group, now):
-        _, reached = await rounds.ask_waiting(connection, one, now)
-        await _note(connection, one, reached)
-        if reached is None or time.monotonic() >= until:
+        if await _ask_batch(connection, one, now) is not RoundProgress.SOME or time.monotonic() >= until:
             return
-        one = replace(one, reached=reached)
 
 
 class Rounds:
@@ -92,34 +90,45 @@ class Rounds:
 
 
 async def _go_on(runtime: Runtime, one: AskingRound, now: datetime) -> RoundProgress:
-    """Ask a batch of a round, unless another worker does or many checks of its group are due.
+    """Ask a batch of a round, unless another worker does or many checks of its group are due."""
+    if one.began_at > now:
+        # The clock went back.
+        async with runtime.database.connection() as connection:
+            await rounds.begin_again(connection, one, now)
+        return RoundProgress.LATER
+    async with runtime.database.connection() as connection:
+        if await rounds.many_due(connection, one.group, now):
+            return RoundProgress.LATER
+        return await _ask_batch(connection, one, now, alone=True)
+
+
+async def _ask_batch(connection: Connection, one: AskingRound, now: datetime, *, alone: bool = False) -> RoundProgress:
+    """Ask a batch of the checks that wait, and after the last one those in flight; `alone`: as the only worker.
 
     One statement that asks in each database transaction, because each locks its rows in an order of their own. The row
     of the group is written after them.
     """
-    if one.began_at > now:
-        # The clock went back, and the place of the round is a time of the former one.
-        async with runtime.database.connection() as connection:
-            await rounds.begin_again(connection, one, now)
-        return RoundProgress.LATER
-    async with runtime.database.transaction() as connection:
-        if not await rounds.take_round(connection, one.group):
+    # One that was in flight before, and is settled now, waits.
+    for ask in (rounds.ask_waiting, rounds.ask_in_flight, rounds.ask_waiting):
+        batch = await _asked(connection, one, now, ask, alone=alone)
+        if batch is None:
             return RoundProgress.LATER
-        in_flight = await rounds.ask_in_flight(connection, one, now)
-    if in_flight >= rounds.AT_ONCE:
-        return RoundProgress.SOME
-    async with runtime.database.connection() as connection:
-        async with connection.transaction():
-            if not await rounds.take_round(connection, one.group) or await rounds.many_due(connection, one.group, now):
-                return RoundProgress.LATER
-            _, reached = await rounds.ask_waiting(connection, one, now)
-        return await _note(connection, one, reached)
+        if batch.left and batch.found:
+            return RoundProgress.SOME
+        left = batch.left
+    if left:
+        # They are due now or soon.
+        return RoundProgress.LATER
+    await rounds.complete_round(connection, one)
+    return RoundProgress.ALL
 
 
-async def _note(connection: Connection, one: AskingRound, reached: datetime | None) -> RoundProgress:
-    """Write how far a round has come; `reached` None: to its end."""
-    if reached is None:
-        await rounds.complete_round(connection, one)
-        return RoundProgress.ALL
-    await rounds.move_round(connection, one, reached)
-    return RoundProgress.SOME
+async def _asked(
+    connection: Connection, one: AskingRound, now: datetime, ask: Ask, *, alone: bool
+) -> AskedBatch | None:
+    """Return what a statement asked; None: it is to ask alone, and another worker is at the round."""
+    async with connection.transaction():
+        if alone and not await rounds.take_round(connection, one.group):
+            return None
+        await probe(connection)
+        return await ask(connection, one, now)

@@ -34,11 +34,9 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
             if scan.table.startswith(("check_back", "half_", "op_")) and scan.rows > 1:
                 assert "Seq" not in scan.node
                 assert scan.rows <= 200, scan
-    at = now - timedelta(days=1)
-    kinds, arguments = ["text", "timestamptz", "int", "timestamptz"], ["group-1", at, 100, now]
-    for statement, more in ((rounds.ASK_IN_FLIGHT, []), (rounds.ASK_WAITING, [at])):
-        every = [*kinds, *(["timestamptz"] if more else [])]
-        for scan in await scans(db, statement, every, [*arguments, *more], generic=generic):
+    kinds, arguments = ["text", "timestamptz", "int", "timestamptz"], ["group-1", now, 100, now]
+    for statement in (rounds.ASK_IN_FLIGHT, rounds.ASK_WAITING):
+        for scan in await scans(db, statement, kinds, arguments, generic=generic):
             if scan.table.startswith("check_back"):
                 assert "Seq" not in scan.node
     for scan in await scans(db, rounds.DUE, ["text", "timestamptz", "int"], ["group-1", now, 100], generic=generic):
@@ -58,6 +56,36 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
         if scan.table.startswith("check_back"):
             assert "Seq" not in scan.node
             assert scan.rows <= 32
+
+
+async def test_plan_of_a_round(db: Connection, runtime: Runtime, subtests: pytest.Subtests) -> None:
+    """A batch reads no check that was answered, and a bounded part of the others, in the order of rounds."""
+    for n in range(2):
+        await register_group(db, f"group-{n}")
+        await many_in_doubt(db, runtime, f"group-{n}", 15_000)
+    now = runtime.clock.now()
+    await db.execute(
+        "update check_back c set swept_at = $1, next_check_at = $2, "
+        "unanswered = (producer_group = 'group-1' or o.n % 50 = 0)::int, "
+        "urged_at = case when o.n % 2 = 0 then $1::timestamptz + o.n * interval '1 ms' end from "
+        "(select transaction_id, row_number() over (order by transaction_id) as n from check_back) o "
+        "where o.transaction_id = c.transaction_id",
+        now - timedelta(hours=1),
+        now + timedelta(seconds=600),
+    )
+    await db.execute("vacuum analyze check_back, producer_group")
+    few = await db.fetchval("select count(*) from check_back where producer_group = 'group-0' and unanswered > 0")
+    kinds = ["text", "timestamptz", "int", "timestamptz"]
+    # As `probe` sets them.
+    await db.execute("set enable_seqscan = off; set enable_sort = off")
+    for group, most in (("group-0", few), ("group-1", rounds.READ_MOST)):
+        for generic in (False, True):
+            with subtests.test(group=group, generic=generic):
+                found = await scans(db, rounds.ASK_WAITING, kinds, [group, now, 100, now], generic=generic)
+                for scan in found:
+                    if scan.table == "check_back":
+                        assert "Seq" not in scan.node
+                        assert scan.rows <= most
 
 
 async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtests: pytest.Subtests) -> None:

@@ -18,7 +18,7 @@ from app.permissions import Role
 from app.runtime.state import Runtime
 from app.store.checkback import rounds
 from app.store.checkback.results import SettledCheck, settle
-from app.store.checkback.rounds import AT_ONCE, begin_round, round_of
+from app.store.checkback.rounds import AT_ONCE, AskedBatch, begin_round, round_of
 from tests.coordinator.test_races import until_waiting
 from tests.support.api_keys import bearer, make
 from tests.support.check_responder import Call, Responder
@@ -159,7 +159,7 @@ async def test_a_registration_asks_no_check_again_that_it_made_due(
     await db.execute(f"{lease} where transaction_id = $2", at, out)
     ask_waiting = rounds.ask_waiting
 
-    async def claimed_after(*arguments: Any) -> tuple[int, Any]:
+    async def claimed_after(*arguments: Any) -> AskedBatch:
         found = await ask_waiting(*arguments)
         await db.execute(f"{lease} where next_check_at <= $2 and leased_until is null", at, now)
         return found
@@ -215,7 +215,7 @@ async def test_a_row_that_is_settled_now_is_asked_once_it_has_its_back_off(
         asked = asyncio.create_task(rounds.ask_in_flight(asking, one, now))
         await until_waiting(db, 2)
     await settled
-    assert await asked == 2
+    assert (await asked).found == 2
     found = await db.fetch("select next_check_at, unanswered, leased_until from check_back")
     assert [tuple(row) for row in found] == [(now, 2, None)] * 2
     for connection in (holder, settling, asking):
@@ -252,7 +252,7 @@ async def test_a_worker_asks_a_batch_of_each_group_a_step_until_none_is_left(
         steps += 1
         if not result.more:
             break
-    assert [after - before for before, after in pairwise(counts)] == [AT_ONCE + 1, AT_ONCE, AT_ONCE, 499][:steps]
+    assert [after - before for before, after in pairwise(counts)] == [AT_ONCE, AT_ONCE, AT_ONCE + 499, 1][:steps]
     assert counts[-1] == len(ids)
     waits = "select count(*) from check_back where next_check_at = $1 and leased_until is null"
     assert await db.fetchval(waits, now + timedelta(seconds=600)) == 0

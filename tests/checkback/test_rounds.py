@@ -1,21 +1,23 @@
 """The rounds that go on after their registrations: in turn, one worker at each, and no group before all others."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import asyncpg
 import httpx
 import pytest
+from aiohttp import web
 
 from app.checkback import registrations
+from app.checkback.loop import CheckBack
 from app.checkback.registrations import LEFT_EVERY_S, Rounds
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection, connect
 from app.runtime.state import Runtime
 from app.store.checkback import rounds
-from app.store.checkback.rounds import ask_waiting, begin_round, round_of
-from tests.support.check_stepping import in_doubt, many_in_doubt
+from app.store.checkback.rounds import AskedBatch, ask_waiting, begin_round, round_of
+from tests.support.check_responder import Call, Responder
+from tests.support.check_stepping import COMMIT, in_doubt, many_in_doubt, turn
 
 URGED = "select count(*) from check_back where producer_group = $1 and urged_at is not null"
 LATER_S = 600
@@ -36,9 +38,10 @@ async def rounds_of(client: httpx.AsyncClient, runtime: Runtime, db: Connection,
 
 
 async def _wait(db: Connection, runtime: Runtime, unanswered: int = 9) -> None:
-    """Have all checks wait for their next try, each at a time of its own."""
+    """Have all checks of transactions that are in doubt for an hour wait for their next try, each at its own time."""
     await db.execute(
-        "update check_back c set next_check_at = $1::timestamptz + o.n * interval '1 us', unanswered = $2 from "
+        "update check_back c set next_check_at = $1::timestamptz + o.n * interval '1 us', unanswered = $2, "
+        "swept_at = c.swept_at - interval '1 hour' + o.n * interval '1 us' from "
         "(select transaction_id, row_number() over (order by transaction_id) as n from check_back) o "
         "where o.transaction_id = c.transaction_id",
         runtime.clock.now() + timedelta(seconds=LATER_S),
@@ -81,54 +84,45 @@ async def test_a_step_fails_if_all_of_its_rounds_fail(
     assert [await db.fetchval(URGED, name) for name in names] == [0, 0, 5]
 
 
-@pytest.mark.parametrize("at_one_time", [False, True])
-async def test_a_statement_reads_a_bounded_part_of_a_group_whose_checks_were_answered(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, at_one_time: bool
+async def test_a_statement_reads_a_bounded_part_of_a_group(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 1000])
+    """A round waits for checks before its own that are asked already, and the loop does not try it at once again."""
+    [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 5])
     now = runtime.clock.now()
-    at = await db.fetchval("select max(next_check_at) from check_back")
-    if at_one_time:
-        await db.execute("update check_back set next_check_at = $1", at - timedelta(seconds=1))
-    last = "transaction_id = (select transaction_id from check_back order by 1 desc limit 1)"
-    await db.execute(f"update check_back set unanswered = 0 where not {last}")
-    await db.execute(f"update check_back set next_check_at = $1 where {last}", at)
-    one = await round_of(db, name)
-    assert one is not None
-    found, reached = await ask_waiting(db, one, now)
-    assert (found, await db.fetchval(URGED, name)) == (0, 0)
-    assert reached is not None
-    assert reached < at
+    # A person asked for all but five while they were in flight.
+    out = "(select transaction_id from check_back order by swept_at limit $1)"
+    await db.execute(
+        f"update check_back set asked_at = $2, leased_until = $3 where transaction_id in {out}",
+        rounds.READ_MOST,
+        now,
+        now + timedelta(seconds=60),
+    )
     loop = Rounds()
-    assert (await loop.step(runtime, runtime.clock.now())).more
+    result = await loop.step(runtime, now)
+    assert (result.done, result.more, result.within_s) == (0, False, LEFT_EVERY_S)
     assert await db.fetchval(URGED, name) == 0
-    assert not (await loop.step(runtime, runtime.clock.now())).more
-    assert await db.fetchval(URGED, name) == 1
+    await db.execute(
+        f"update check_back set asked_at = null, leased_until = null, unanswered = 0 where transaction_id in {out}",
+        rounds.READ_MOST,
+    )
+    await loop.step(runtime, now)
+    assert await db.fetchval(URGED, name) == 5
     assert await round_of(db, name) is None
 
 
-async def test_a_registration_passes_checks_that_were_answered(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+async def test_a_round_reads_no_checks_that_were_answered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    monkeypatch.setattr(registrations, "ASKED_WITHIN_S", 60)
     [name] = await rounds_of(client, runtime, db, [2 * rounds.READ_MOST + 5])
     await db.execute(
         "update check_back set unanswered = 0 where transaction_id in "
-        "(select transaction_id from check_back order by next_check_at limit $1)",
+        "(select transaction_id from check_back order by swept_at limit $1)",
         2 * rounds.READ_MOST,
     )
-    statements = 0
-
-    async def counted(*given: Any) -> tuple[int, datetime | None]:
-        nonlocal statements
-        statements += 1
-        return await ask_waiting(*given)
-
-    monkeypatch.setattr(rounds, "ask_waiting", counted)
-    put = {"check_urls": ["http://127.0.0.1:9/"]}
-    assert (await client.put(f"/producer-groups/{name}", json=put)).status_code == 200
-    assert await db.fetchval(URGED, name) == 5
-    assert statements == 3
+    one = await round_of(db, name)
+    assert one is not None
+    assert await ask_waiting(db, one, runtime.clock.now()) == AskedBatch(5, left=False)
 
 
 async def test_starts_that_follow_each_other_do_not_keep_the_worker_from_a_round(
@@ -248,3 +242,31 @@ async def test_after_the_clock_went_back_a_round_goes_on(
     await loop.step(runtime, runtime.clock.now())
     assert await db.fetchval(URGED, group) == 5
     assert await round_of(db, group) is None
+
+
+async def test_starts_that_follow_each_other_reach_all_checks_though_half_of_them_are_never_answered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start begins with the checks that none asked for, or that one asked for longest ago."""
+    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    monkeypatch.setattr(rounds, "DUE_MOST", 4)
+    checks, loop = CheckBack(), Rounds()
+
+    async def answer(call: Call) -> web.Response:
+        transaction_id = call.json()["transaction_id"]
+        return web.Response(status=500) if transaction_id in never else web.json_response(COMMIT)
+
+    async with Responder(answer) as shop:
+        put = {"check_urls": [shop.url], "check_max_in_flight": 2}
+        await client.put("/producer-groups/shop", json=put)
+        ids = await many_in_doubt(db, runtime, "shop", 12)
+        never = {str(one) for one in ids[:6]}
+        await _wait(db, runtime, unanswered=1)
+        runtime.clock.fixed = runtime.clock.now()
+        # The others would be due by themselves after LATER_S.
+        for _ in range(LATER_S // 5 // 10):
+            runtime.clock.fixed += timedelta(seconds=5)
+            assert (await client.put("/producer-groups/shop", json=put)).status_code == 200
+            await turn(runtime, checks)
+            await loop.step(runtime, runtime.clock.now())
+    assert {row[0] for row in await db.fetch("select transaction_id from op")} == set(ids[6:])

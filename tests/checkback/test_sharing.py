@@ -293,3 +293,25 @@ async def test_a_drain_settles_what_it_can_and_releases_the_rest(db: Connection,
     assert await db.fetchval("select count(*) from op") == 3
     left = await db.fetch("select producer_group, leased_until, next_check_at <= now() as due from check_back")
     assert [tuple(one) for one in left] == [("stuck", None, True)] * 3
+
+
+async def test_a_drain_releases_finished_checks_that_could_not_be_settled(
+    db: Connection, settings: Settings, dsn: str
+) -> None:
+    """Otherwise no other replica asks before their leases are over."""
+    await db.execute(
+        "create function no() returns trigger language plpgsql as $$ begin "
+        "raise exception 'no' using errcode = 'disk_full'; end $$; "
+        "create trigger no before insert on attempt for each row execute function no()"
+    )
+    checks = CheckBack()
+    async with replica(settings, dsn, drain_s=0.1) as runtime, Responder(status=500) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        await many_in_doubt(db, runtime, "shop", 3)
+        await checks.step(runtime, runtime.clock.now())
+        async with asyncio.timeout(60):
+            while len(shop.calls) < 3:
+                await asyncio.sleep(0.01)
+        await checks.drain(runtime)
+    left = await db.fetch("select leased_until, unanswered, next_check_at <= now() as due from check_back")
+    assert [tuple(one) for one in left] == [(None, 0, True)] * 3

@@ -10,6 +10,7 @@ import pytest
 from app.database.connection import Connection
 from app.store.retention.day_blockers import AT_ONCE, REPLAYING, RETRIES_WAIT, WAITING
 from app.store.retention.day_dead_letters import (
+    BODIES_AT_ONCE,
     BODY_BYTES_AT_ONCE,
     BURY_LATE,
     BURY_LOG,
@@ -19,12 +20,19 @@ from app.store.retention.day_dead_letters import (
     LAST_BEFORE,
     REPLAYS,
     UNBURY,
+    RowPlace,
+    bury_log,
+    bury_retries,
+    bury_unreplayed,
     keep_bodies,
 )
 from app.store.retention.days import Day, days, partition_name
 from app.store.retention.index_plans import probe
 from app.store.retention.orphans import AT_ONCE as CLEARED_AT_ONCE
 from app.store.retention.orphans import BEFORE_RETRIES, RETRIES_OF_GONE_DAY, RetryPlace, clear_gone_retries
+from app.store.subscriptions import replays
+from app.store.subscriptions.replays import Replay
+from app.store.subscriptions.subscriptions import Subscription, one
 from tests.coordinator.test_statement_plans import full
 from tests.support.days import subscribe
 from tests.support.explain import Scan, scans
@@ -266,8 +274,8 @@ async def test_retries_of_a_day_are_found_among_those_of_many(full: Connection, 
     arguments = [day.high, 1, replay, datetime.now(UTC), day.low, -1]
     found = await probed(full, BURY_RETRIES, types, arguments, generic=generic)
     read = [(scan.index, scan.rows) for scan in found if scan.table == "delivery_retry"]
-    # Once to lock, and once to delete.
-    assert read == [("delivery_retry_pkey", AT_ONCE)] * 2
+    # Once to find, once to lock, and once to delete.
+    assert read == [("delivery_retry_pkey", AT_ONCE)] * 3
 
 
 @BOTH_PLANS
@@ -379,28 +387,111 @@ async def test_a_step_that_copies_messages_into_dead_letters_does_not_pass_those
 
 
 async def test_a_step_copies_few_large_messages_into_dead_letters(full: Connection) -> None:
-    day, large = await oldest(full), 2**20
-    first = 'select min("offset") from outbox where transaction_id >= $1 and transaction_id < $2'
-    after: int = await full.fetchval(first, day.low, day.high)
+    day = await oldest(full)
     await write_of_many_days(full, "dead_letter", 1, "reason = 'expired'", "died_at = now()")
-    # 100 messages of 1 MiB between small ones, and one that is larger than a step.
-    await full.execute(
-        "update half h set body = convert_to(repeat('x', case o.\"offset\" when $1 + 50 then $2::int else $3 end), "
-        "'utf8') "
-        'from outbox o where o.transaction_id = h.transaction_id and o."offset" >= $1 and o."offset" < $1 + 100',
-        after,
-        BODY_BYTES_AT_ONCE + large,
-        large,
-    )
-    copied = "select coalesce(sum(octet_length(body)), 0), count(body) from dead_letter"
-    steps: list[tuple[int, int]] = []
-    before = (0, 0)
+    await make_large(full, day)
+    steps = Copied(full)
     place: UUID | None = day.low
     while place is not None:
         place = await keep_bodies(full, day, place)
-        size, rows = await full.fetchrow(copied)
-        steps.append((size - before[0], rows - before[1]))
-        before = size, rows
-    assert before[1] == 2 * await in_day(full, day)
-    assert all(read <= BODY_BYTES_AT_ONCE or rows == 1 for read, rows in steps), steps
-    assert len(steps) < 25
+        await steps.look()
+    assert steps.rows == 2 * await in_day(full, day)
+    steps.assert_bounded()
+
+
+async def test_a_step_that_copies_messages_locks_no_other_dead_letter(full: Connection) -> None:
+    day = await oldest(full)
+    await write_of_many_days(full, "dead_letter", 1, "reason = 'expired'", "died_at = now()")
+    await make_large(full, day)
+    async with full.transaction():
+        await keep_bodies(full, day, day.low)
+        copied = await full.fetchval("select count(body) from dead_letter")
+        locked = await full.fetchval("select count(*) from dead_letter where xmax <> '0'")
+    assert 0 < copied < BODIES_AT_ONCE
+    assert locked == copied
+
+
+@pytest.mark.parametrize("by", ["log", "late", "replay", "retries"])
+async def test_a_step_of_a_forced_close_writes_few_large_messages(full: Connection, by: str) -> None:
+    day, now = await oldest(full), datetime.now(UTC)
+    await full.execute("truncate receipt")
+    await make_large(full, day)
+    await subscribe(full, "behind", "*")
+    subscription = await one(full, "behind")
+    assert subscription is not None
+    steps = Copied(full)
+    if by == "retries":
+        await full.execute(
+            'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+            'select $1, transaction_id, position, "offset", topic, 1, now() from outbox where transaction_id < $2',
+            subscription.subscription_id,
+            day.high,
+        )
+        place: RowPlace | None = RowPlace.before(day, 0)
+        while place is not None:
+            place = (await bury_retries(full, day, subscription, place, now)).place
+            await steps.look()
+        assert await full.fetchval("select count(*) from delivery_retry") == 0
+    else:
+        reached, more = 0, True
+        while more:
+            if by == "replay":
+                step = await bury_unreplayed(full, day, subscription, await replay_of(full, subscription), reached, now)
+            else:
+                step = await bury_log(full, day, subscription, reached, 0 if by == "late" else None, now)
+            reached, more = step.reached, step.more
+            await steps.look()
+    assert steps.rows == await in_day(full, day)
+    steps.assert_bounded()
+
+
+async def replay_of(db: Connection, subscription: Subscription) -> Replay:
+    """Return the running replay of a subscription that has read nothing; made if there is none."""
+    found = [one for one in await replays.running(db) if one.subscription_id == subscription.subscription_id]
+    if not found:
+        await db.execute(
+            'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+            "values ($1, 0, $2, 0, 'running', now(), now())",
+            subscription.subscription_id,
+            await last_offset(db),
+        )
+        return await replay_of(db, subscription)
+    return found[0]
+
+
+LARGE = 2**20
+
+
+async def make_large(db: Connection, day: Day) -> None:
+    """Give 100 messages of a day, between small ones, bodies of 1 MiB, and one a body that is larger than a step."""
+    first = 'select min("offset") from outbox where transaction_id >= $1 and transaction_id < $2'
+    await db.execute(
+        "update half h set body = convert_to(repeat('x', case o.\"offset\" when $1 + 50 then $2::int else $3 end), "
+        "'utf8') "
+        'from outbox o where o.transaction_id = h.transaction_id and o."offset" >= $1 and o."offset" < $1 + 100',
+        await db.fetchval(first, day.low, day.high),
+        BODY_BYTES_AT_ONCE + LARGE,
+        LARGE,
+    )
+
+
+class Copied:
+    """What each step has written of bodies."""
+
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+        self._bytes, self.rows = 0, 0
+        self._steps: list[tuple[int, int]] = []
+
+    async def look(self) -> None:
+        """Note what the last step has written."""
+        size, rows = await self._db.fetchrow(
+            "select coalesce(sum(octet_length(body)), 0), count(body) from dead_letter"
+        ) or (0, 0)
+        self._steps.append((size - self._bytes, rows - self.rows))
+        self._bytes, self.rows = size, rows
+
+    def assert_bounded(self) -> None:
+        """Assert that no step has written more than it may, nor little without need."""
+        assert all(size <= BODY_BYTES_AT_ONCE or rows == 1 for size, rows in self._steps), self._steps
+        assert len(self._steps) < 25

@@ -1,6 +1,7 @@
 """SQL of rounds: a producer has started, and all checks of its group that were not answered are asked soon.
 
-A round is stored in the row of its group until it is complete. A later start begins the round again.
+A round is stored in the row of its group until it is complete. A later start begins the round again. A round asks the
+checks first for which rounds asked longest ago, so one that begins again goes on with those that the last one has left.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from app.database.connection import Connection
 
 # The checks that one statement asks.
 AT_ONCE = 1000
-# The rows that one statement reads for them, because most of a group may be answered. Those of one time are read
-# together.
+# The rows that one statement reads for them, because some may be asked already. More than those that are due before a
+# round waits (DUE_MOST), so these never keep it from the others.
 READ_MOST = 5 * AT_ONCE
 # While so many checks of a group are due, its round asks no more: a newer transaction waits behind these and one batch.
 DUE_MOST = 2 * AT_ONCE
@@ -20,17 +21,18 @@ DUE_MOST = 2 * AT_ONCE
 # one after the other does not ask a check for each.
 URGED_APART_S = 10
 
-# Primary key.
+# Primary key. `round_reached` is not null until a round is complete. Versions before revision 0039 keep the place of a
+# round in it, and begin where it says.
 BEGIN = "update producer_group set round_began_at = $2, round_reached = $2 where name = $1"
-ROUND = "select name, round_began_at, round_reached from producer_group where name = $1 and round_reached is not null"
+ROUND = "select name, round_began_at from producer_group where name = $1 and round_reached is not null"
 # Served by producer_group_round. Those that follow a name, then the others. A round that began a moment after now is
 # that of a process whose clock is ahead, and waits; one long after now began before the clock went back.
 LEFT = f"""
 with left_over as materialized (
-  select name, round_began_at, round_reached from producer_group
+  select name, round_began_at from producer_group
   where round_reached is not null and round_began_at <= $1
   union all
-  select name, round_began_at, round_reached from producer_group
+  select name, round_began_at from producer_group
   where round_reached is not null and round_began_at > $1::timestamptz + interval '{URGED_APART_S} seconds'
 )
 select * from left_over order by name <= $2, name limit $3
@@ -46,11 +48,7 @@ select count(*) from (
   order by next_check_at limit $3
 ) due
 """
-# Two processes may be at one round: it moves forward only, and one that began again is not touched.
-MOVE = """
-update producer_group set round_reached = greatest(round_reached, $3)
-where name = $1 and round_began_at = $2 and round_reached is not null
-"""
+# One that began again is not touched.
 BEGIN_AGAIN = """
 update producer_group set round_began_at = $3, round_reached = $3
 where name = $1 and round_began_at = $2 and round_reached is not null
@@ -64,9 +62,11 @@ _AT = f"""
 case when c.urged_at > $2 then least(c.urged_at, $2 + interval '{URGED_APART_S} seconds')
 else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end
 """
-# Not those that this round asked for. A check that was put off may have been asked before by a person, so another one
-# is due at its time.
-_NOT_URGED = "(c.urged_at is null or c.urged_at < $4 or c.urged_at > $2)"
+# Since when a check waits for a round: for when the last one asked, or since when its transaction is in doubt.
+_SINCE = "coalesce(c.urged_at, c.swept_at)"
+# Not those that this round asked for, nor those in doubt since it began: these were asked later. A check that was put
+# off may have been asked before by a person, so another one is due at its time.
+_NOT_URGED = f"({_SINCE} < $4 or {_SINCE} > $2)"
 
 
 # The checks of a group that were not answered and are `picked`, up to AT_ONCE. Rows are locked in the order of ids, as
@@ -105,25 +105,32 @@ picked as materialized (
     f"case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > {_AT} end",
     "select count(*) from picked",
 )
-# Served by check_back_due: those that wait for their next try. One that was claimed meanwhile is asked already. The
-# round comes up to the last one that is asked, or behind all that were read; null if there are no others.
+# Those that wait for their next try. Served by check_back_urged, in its order if sorts are off (`probe`): each range
+# ends after READ_MOST. One that was claimed meanwhile is asked already. `left`: others may be left.
 _WAITS = f"c.next_check_at > {_AT} and (c.leased_until is null or c.leased_until <= $2)"
+
+
+def _walked(since: str) -> str:
+    return f"""(
+  select c.*, {_SINCE} as since from check_back c
+  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_SINCE} {since}
+  order by {_SINCE} limit {READ_MOST}
+)"""  # noqa: S608 -- constants
+
+
 ASK_WAITING = _ask_unanswered(
     f"""
-walked as materialized (
-  select * from check_back c
-  where c.producer_group = $1 and c.next_check_at > $2 and c.next_check_at >= $5
-  order by c.next_check_at fetch first {READ_MOST} rows with ties
-), picked as materialized (
-  select c.transaction_id, c.next_check_at from walked c
-  where {_UNANSWERED} and {_WAITS} order by c.next_check_at limit $3
+former as materialized {_walked("< $4")}, later as materialized {_walked("> $2")},
+picked as materialized (
+  select c.transaction_id from (select * from former union all select * from later) c
+  where {_WAITS} order by c.since limit $3
 )
 """,  # noqa: S608 -- constants
     _WAITS,
     f"""
-select count(*) as found, case when count(*) >= $3 then max(next_check_at)
-  when (select count(*) from walked) >= {READ_MOST}
-  then (select max(next_check_at) from walked) + interval '1 microsecond' end as reached
+select count(*) as found, count(*) >= $3 or greatest(
+  (select count(*) from former), (select count(*) from later)
+) >= {READ_MOST} as left
 from picked
 """,  # noqa: S608 -- constants
 )
@@ -131,11 +138,18 @@ from picked
 
 @dataclass(frozen=True, slots=True)
 class AskingRound:
-    """A round that is not complete: it has come up to the checks whose next time is `reached`."""
+    """A round that is not complete."""
 
     group: str
     began_at: datetime
-    reached: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AskedBatch:
+    """How many checks a statement found to ask, and whether others may be left."""
+
+    found: int
+    left: bool
 
 
 async def begin_round(connection: Connection, group: str, now: datetime) -> None:
@@ -174,31 +188,25 @@ async def begin_again(connection: Connection, one: AskingRound, now: datetime) -
     await connection.execute(BEGIN_AGAIN, one.group, one.began_at, now)
 
 
-async def move_round(connection: Connection, one: AskingRound, reached: datetime) -> None:
-    """Write how far a round has come, unless it has begun again."""
-    await connection.execute(MOVE, one.group, one.began_at, reached)
-
-
 async def complete_round(connection: Connection, one: AskingRound) -> None:
     """Write that a round is complete, unless it has begun again."""
     await connection.execute(COMPLETE, one.group, one.began_at)
 
 
-async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime) -> int:
+async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime) -> AskedBatch:
     """Have checks of a group that are in flight followed by another if they are not answered, nor was the last one.
 
-    Up to AT_ONCE; return how many were found. First checks are left out.
+    Up to AT_ONCE. First checks are left out.
     """
     found: int = await connection.fetchval(ASK_IN_FLIGHT, one.group, now, AT_ONCE, one.began_at)
-    return found
+    return AskedBatch(found, found >= AT_ONCE)
 
 
-async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -> tuple[int, datetime | None]:
+async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -> AskedBatch:
     """Make checks of a group due that were not answered and wait for their next try.
 
-    Up to AT_ONCE, those first that would be due first. Return how many were found, and the time of the next check from
-    which on others may be left; None if none is.
+    Up to AT_ONCE, those first for which rounds asked longest ago.
     """
-    row = await connection.fetchrow(ASK_WAITING, one.group, now, AT_ONCE, one.began_at, one.reached)
+    row = await connection.fetchrow(ASK_WAITING, one.group, now, AT_ONCE, one.began_at)
     assert row is not None
-    return row["found"], row["reached"]
+    return AskedBatch(**row)

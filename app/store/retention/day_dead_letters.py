@@ -18,6 +18,20 @@ from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import reserved_sql
 from app.verdicts import DeadLetterReason
 
+# The most bytes of bodies that one statement writes, unless one body is larger.
+BODY_BYTES_AT_ONCE = 32 * 2**20
+
+
+# The first rows in an order whose bodies one statement writes, by the columns of `_summed`. The size of a body is known
+# without reading it, and a large body is read when it is written.
+_FIRST = f"(number = 1 or total <= {BODY_BYTES_AT_ONCE})"
+
+
+def _summed(size: str, order: str) -> str:
+    window = f"(order by {order} rows unbounded preceding)"
+    return f"row_number() over {window} as number, sum({size}) over {window} as total"
+
+
 _COPY = "producer_group, tag, headers, content_type, body, body_digest, committed_at"
 # half and outbox by primary key, one partition each (LATERAL … OFFSET 0).
 _HALF = """cross join lateral (
@@ -61,22 +75,31 @@ with span as materialized (
   where {entries}
   order by o."offset" limit {AT_ONCE}
 ), waiting as materialized (
-  select o.* from span o where {matching_sql(replay)}{wanted} and not exists (
-    select from delivery_retry r where r.subscription_id = $3 and r.replay = {replay}
-      and r.transaction_id = o.transaction_id and r.position = o.position offset 0
-  )
+  select w.*, h.producer_group, h.headers, h.content_type, h.body, h.body_digest,
+    {_summed("octet_length(h.body)", 'w."offset"')}
+  from (
+    select o.* from span o where {matching_sql(replay)}{wanted} and not exists (
+      select from delivery_retry r where r.subscription_id = $3 and r.replay = {replay}
+        and r.transaction_id = o.transaction_id and r.position = o.position offset 0
+    )
+  ) w {_HALF}
+), chosen as (
+  select * from waiting where {_FIRST}
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, reason,
     died_at, {_COPY})
-  select $3, {replay}, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}',
-    greatest($7::timestamptz, w.committed_at), h.producer_group, w.tag, h.headers, h.content_type, h.body,
-    h.body_digest, w.committed_at
-  from waiting w {_HALF}
+  select $3, {replay}, c.transaction_id, c.position, c."offset", c.topic, c.key, 0, '{DeadLetterReason.DAY_LEFT}',
+    greatest($7::timestamptz, c.committed_at), c.producer_group, c.tag, c.headers, c.content_type, c.body,
+    c.body_digest, c.committed_at
+  from chosen c
   on conflict do nothing
   returning {_RETURNING}
 )
-select s.reached, s.count >= {AT_ONCE} as more, n.*
-from (select max("offset") as reached, count(*) from span) s {_NEWEST}
+select case when c.left then c.reached else s.reached end as reached, c.left or s.count >= {AT_ONCE} as more, n.*
+from (select max("offset") as reached, count(*) from span) s cross join (
+  select max("offset") filter (where {_FIRST}) as reached, count(*) > count(*) filter (where {_FIRST}) as left
+  from waiting
+) c {_NEWEST}
 """  # noqa: S608 -- constants
 
 
@@ -100,12 +123,25 @@ select coalesce(max("offset"), 0) from {outbox} where committed_at < $1
 # waits for that and returns the changed row, whose ctid this snapshot does not see. So rows are deleted by their key;
 # the ids alone keep the plan from reading all rows of the subscription.
 BURY_RETRIES = f"""
-with waiting as materialized (
-  select r.replay, r.transaction_id, r.position, r.attempts, r.first_at, r.last_error
-  from delivery_retry r
-  where r.subscription_id = $2 and r.replay = $3 and (r.transaction_id, r.position) > ($5::uuid, $6::smallint)
-    and r.transaction_id < $1 and r.body is null
-  order by r.transaction_id, r.position limit {AT_ONCE} for update of r
+with span as materialized (
+  select r.transaction_id, r.position, {_summed("coalesce(h.bytes, 0)", "r.transaction_id, r.position")} from (
+    select r.transaction_id, r.position from delivery_retry r
+    where r.subscription_id = $2 and r.replay = $3 and (r.transaction_id, r.position) > ($5::uuid, $6::smallint)
+      and r.transaction_id < $1 and r.body is null
+    order by r.transaction_id, r.position limit {AT_ONCE}
+  ) r left join lateral (
+    select octet_length(h.body) as bytes from half h
+    where h.transaction_id = r.transaction_id and h.position = r.position offset 0
+  ) h on true
+), chosen as materialized (
+  select transaction_id, position from span where {_FIRST} order by transaction_id, position
+), waiting as materialized (
+  select r.* from chosen c cross join lateral (
+    select r.replay, r.transaction_id, r.position, r.attempts, r.first_at, r.last_error from delivery_retry r
+    where r.subscription_id = $2 and r.replay = $3 and r.transaction_id = c.transaction_id
+      and r.position = c.position and r.body is null
+    for update
+  ) r
 ), gone as (
   delete from delivery_retry r using waiting w
   where r.subscription_id = $2 and r.replay = $3 and r.transaction_id = any(array(select transaction_id from waiting))
@@ -123,10 +159,11 @@ with waiting as materialized (
   on conflict do nothing
   returning {_RETURNING}
 )
-select l.transaction_id as last_id, l.position as last_position,
-  (select count(*) from waiting) >= {AT_ONCE} as more, n.*
+select l.transaction_id as last_id, l.position as last_position, l.transaction_id is not null and (
+    (select count(*) from span) >= {AT_ONCE} or (select count(*) from span) > (select count(*) from chosen)
+  ) as more, n.*
 from (values (1)) one (row)
-left join (select * from waiting order by transaction_id desc, position desc limit 1) l on true {_NEWEST}
+left join (select * from chosen order by transaction_id desc, position desc limit 1) l on true {_NEWEST}
 """  # noqa: S608 -- constants
 
 # Deletes the dead letters of one replay, or (0) of live delivery, whose delivery was confirmed while they were written.
@@ -156,29 +193,34 @@ REPLAYS = {
     for table in ("delivery_retry", "dead_letter")
 }
 
-# The most dead letters that one statement copies, and the most bytes of their bodies, unless one body is larger.
+# The most dead letters that one statement copies.
 BODIES_AT_ONCE = 1000
-BODY_BYTES_AT_ONCE = 32 * 2**20
-# Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
-# by primary key, and updates by ctid, because a join would be planned as a scan of the whole table. It begins where the
-# last one ended: the index keeps the entries of those that were copied until a vacuum. The size of a body is known
-# without reading it.
+# Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, locks those that it
+# copies by primary key, reads half and outbox by primary key, and updates by ctid, because a join would be planned as a
+# scan of the whole table. It begins where the last one ended: the index keeps the entries of those that were copied
+# until a vacuum.
 KEEP_BODIES = f"""
 with uncopied as materialized (
-  select d.ctid as at, d.transaction_id, d.position, h.bytes from dead_letter d cross join lateral (
-    select octet_length(h.body) as bytes from half h
-    where h.transaction_id = d.transaction_id and h.position = d.position offset 0
-  ) h
-  where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
-    and exists (
-      select from outbox o where o.transaction_id = d.transaction_id and o.position = d.position offset 0
-    )
-  order by d.transaction_id, d.position limit {BODIES_AT_ONCE} for update of d
+  select d.*, {_summed("d.bytes", "d.transaction_id, d.position, d.subscription_id, d.replay")} from (
+    select d.subscription_id, d.replay, d.transaction_id, d.position, h.bytes from dead_letter d cross join lateral (
+      select octet_length(h.body) as bytes from half h
+      where h.transaction_id = d.transaction_id and h.position = d.position offset 0
+    ) h
+    where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
+      and exists (
+        select from outbox o where o.transaction_id = d.transaction_id and o.position = d.position offset 0
+      )
+    order by d.transaction_id, d.position limit {BODIES_AT_ONCE}
+  ) d
 ), chosen as materialized (
-  select at, transaction_id, position from (
-    select u.*, row_number() over earlier as number, sum(u.bytes) over earlier as total from uncopied u
-    window earlier as (order by u.transaction_id, u.position, u.at rows unbounded preceding)
-  ) u where number = 1 or total <= {BODY_BYTES_AT_ONCE}
+  select * from uncopied where {_FIRST} order by transaction_id, position, subscription_id, replay
+), locked as materialized (
+  select l.at from chosen c cross join lateral (
+    select d.ctid as at from dead_letter d
+    where d.subscription_id = c.subscription_id and d.replay = c.replay and d.transaction_id = c.transaction_id
+      and d.position = c.position and d.body is null
+    for update
+  ) l
 ), copied as (
   update dead_letter d set (producer_group, tag, headers, content_type, body, body_digest) = (
       select h.producer_group, h.tag, h.headers, h.content_type, h.body, h.body_digest
@@ -186,7 +228,7 @@ with uncopied as materialized (
     ), committed_at = (
       select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
     )
-  where d.ctid = any(array(select at from chosen))
+  where d.ctid = any(array(select at from locked))
 )
 select transaction_id,
   (select count(*) from uncopied) >= {BODIES_AT_ONCE} or
