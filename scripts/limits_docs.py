@@ -173,7 +173,10 @@ DELIVERY = (
     ),
     Limit("app.destinations.kafka_producer.BATCH_BYTES", "bytes of one batch of a Kafka partition"),
     Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),
-    Limit("app.destinations.nats.SUBJECT_BYTES", "bytes of a NATS subject; a longer one fails the attempt"),
+    Limit(
+        "app.destinations.nats.SUBJECT_BYTES",
+        "bytes of a NATS subject; a longer one makes the message a dead letter",
+    ),
     Limit("app.destinations.rabbitmq.BATCH_MAX", "messages that one RabbitMQ channel has in flight together"),
     Limit(
         "app.destinations.rabbitmq.SHORT_BYTES",
