@@ -167,9 +167,16 @@ DELIVERY = (
         "bytes of unsettled bodies past which a shard reads no more of the log, and claims no more retries",
     ),
     Limit("app.destinations.kafka.BATCH_MAX", "messages of one Kafka request"),
+    Limit(
+        "app.destinations.kafka.REFUSED_MOST",
+        "records in a row that a rule of a Kafka topic refuses and that are dead letters; later ones are retried",
+    ),
     Limit("app.destinations.kafka_producer.BATCH_BYTES", "bytes of one batch of a Kafka partition"),
     Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),
-    Limit("app.destinations.nats.SUBJECT_BYTES", "bytes of a NATS subject; a longer one fails the attempt"),
+    Limit(
+        "app.destinations.nats.SUBJECT_BYTES",
+        "bytes of a NATS subject; a longer one makes the message a dead letter",
+    ),
     Limit("app.destinations.rabbitmq.BATCH_MAX", "messages that one RabbitMQ channel has in flight together"),
     Limit(
         "app.destinations.rabbitmq.SHORT_BYTES",

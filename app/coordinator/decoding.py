@@ -14,6 +14,9 @@ _any = msgspec.json.Decoder(msgspec.Raw).decode
 # msgspec's text ends with " - at `$.messages[0].topic`". The text of our own checks begins with "`topic`: ".
 _WHERE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"^`(?P<field>[^`]+)`: ")
+# Of an escaped surrogate without its other half, near the end of a body, msgspec says only that the body is cut.
+_CUT = "Input data was truncated"
+_half_at_end = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}.{0,5}\Z", re.DOTALL).search
 _UNKNOWN = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<field>[^`]+)`")
 
 
@@ -31,7 +34,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except UnicodeDecodeError as error:
         raise MalformedJson(f"The body is not UTF-8 (byte {error.start}).") from None
     except (RecursionError, msgspec.DecodeError) as error:
-        raise _malformed(error) from None
+        raise _malformed(error, body) from None
 
 
 def check_json(body: bytes) -> None:
@@ -42,11 +45,15 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as error:
         raise MalformedJson(f"The body is not UTF-8 (byte {error.start}).") from None
     except (RecursionError, msgspec.DecodeError) as error:
-        raise _malformed(error) from None
+        raise _malformed(error, body) from None
 
 
-def _malformed(error: Exception) -> MalformedJson:
-    return MalformedJson("The body is nested too deeply." if isinstance(error, RecursionError) else f"{error}.")
+def _malformed(error: Exception, body: bytes) -> MalformedJson:
+    if isinstance(error, RecursionError):
+        return MalformedJson("The body is nested too deeply.")
+    if str(error) == _CUT and _half_at_end(body[-16:]):
+        return MalformedJson("JSON is malformed: an escaped utf-16 surrogate pair has only its first half.")
+    return MalformedJson(f"{error}.")
 
 
 def _invalid(text: str) -> Invalid:

@@ -10,6 +10,10 @@ as with every destination.
 
 The broker refuses a batch as a whole. Each record of a refused batch is sent once more, in a batch of its own and in
 the same order, so that only the record that causes the refusal fails.
+
+A broker's rule about records may refuse one record, or all of them, such as those without a key in a topic that is
+compacted by mistake. So a refused record is a dead letter only while the topics take others; else it is a failure, and
+the circuit breaker opens.
 """
 
 import asyncio
@@ -21,7 +25,7 @@ from urllib.parse import urlsplit
 
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
-from app.delivery import Delivery, Failed, Outcome
+from app.delivery import Delivered, Delivery, Failed, Outcome
 from app.destinations.base import Destination
 from app.destinations.kafka_producer import Future, KafkaAddress, Producer, open_producer
 from app.destinations.kafka_records import AGAIN, PendingRecord, error_text, pending_record, record_of, topic_part
@@ -34,6 +38,9 @@ PORT = 9092
 # How long a missing topic may take to be created, where brokers create topics.
 TOPIC_WITHIN_S = 3.0
 ASKED_TIMES = 3
+# So many records in a row that a rule of the brokers refuses are dead letters. Later ones are failures until a record
+# is taken.
+REFUSED_MOST = 100
 
 
 def of(
@@ -65,6 +72,8 @@ class Kafka:
         self._turn = asyncio.Lock()
         self._opening: asyncio.Task[Producer] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        # Records that a rule refused since one was taken. At first it is not known whether any is taken.
+        self._refused = REFUSED_MOST
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """Send records and wait until each is acknowledged or refused, or the time is over."""
@@ -83,6 +92,7 @@ class Kafka:
             error = error_text(failure)
         duration_ms = round((perf_counter() - started) * 1000)
         lost = Failed(error, None, None, None, duration_ms, unreachable=True)
+        self._judge_refusals(records)
         return [record.outcome or lost for record in records]
 
     async def close(self) -> None:
@@ -141,6 +151,17 @@ class Kafka:
             raise
         if wrong:
             self._discard(producer)
+
+    def _judge_refusals(self, records: Sequence[PendingRecord]) -> None:
+        """Make failures of the records that a rule refused, unless the topics took others not long before."""
+        if any(isinstance(record.outcome, Delivered) for record in records):
+            self._refused = 0
+            return
+        for record in records:
+            if record.refused_by_rule:
+                self._refused += 1
+                if self._refused > REFUSED_MOST:
+                    record.hold()
 
     async def _largest(self, topic: str) -> int | None:
         """Return the largest record that a topic takes. Ask again if another call ended the producer meanwhile."""

@@ -78,6 +78,7 @@ class PendingRecord:
     """One message of a call that began at `started`.
 
     `alone`: sent in a batch of its own, so that the answer is about this record only. `too_large`: refused even so.
+    `refused_by_rule`: the outcome is that the topic refuses the record for another reason.
     """
 
     started: float
@@ -85,6 +86,7 @@ class PendingRecord:
     topic: str
     alone: bool = False
     too_large: bool = False
+    refused_by_rule: bool = False
     answer: asyncio.Future[Any] | None = None
     outcome: Outcome | None = None
 
@@ -106,6 +108,11 @@ class PendingRecord:
         error = f"a record of {size:,} bytes; {most} (max.message.bytes of {self.topic})"
         self.outcome = Refused(TOO_LARGE, error, None, None, self.duration_ms)
 
+    def hold(self) -> None:
+        """Make a failure, which is retried, of a refusal by a rule."""
+        if isinstance(self.outcome, Refused):
+            self.outcome = Failed(self.outcome.error, None, None, None, self.outcome.duration_ms)
+
     def judge(self) -> bool:
         """Set the outcome from the answer, if one was awaited; return whether the answer is an error.
 
@@ -125,6 +132,7 @@ class PendingRecord:
             self.alone = True
         elif isinstance(error, InvalidRecordError):
             # Not retriable for Kafka's own clients either. A refused time is retried: a clock may be wrong.
+            self.refused_by_rule = True
             self.outcome = Refused(BAD_MESSAGE, error_text(error), None, None, self.duration_ms)
         elif not isinstance(error, AGAIN):
             self.fail(error_text(error), unreachable=isinstance(error, AddressRefused))

@@ -89,8 +89,10 @@ class StreamOutcomes:
     # What the sender asks (SenderOwner)
 
     def may_send(self, now: datetime) -> bool:
-        """Return whether messages may be sent: not if the subscription ends, or too many outcomes are not recorded."""
-        return self.sends and self.disabled_reason is None and len(self.buffer) < self._unsettled_most
+        """Return whether messages may be sent: not if the stream ends, or too many outcomes are not recorded."""
+        if self.closing or self.disabled_reason is not None:
+            return False
+        return self.sends and len(self.buffer) < self._unsettled_most
 
     def sender_idle(self) -> None:
         """Ask for a turn if the stream ends, because nothing more is coming."""

@@ -71,7 +71,8 @@ async def get_events(
     An event `stats` has the answer of `GET /stats` as its data. Its id stands for the state, in every process: send it
     as `Last-Event-ID` or `after` to get nothing until the state is another one. If the database cannot be read, the
     event is `unavailable` with the problem. The service looks every 5 seconds, or less often where a look takes longer,
-    once for all streams of a process. A comment comes every 15 seconds. A stream ends when its key does, and after
+    once for all streams of a process, and for a client that names another state than the process found last: that state
+    may be newer. A comment comes every 15 seconds. A stream ends when its key does, and after
     `for_s` seconds; then connect again.
     """
     off, holder = runtime.authenticator.off, lambda: runtime.authenticator.holder(caller.digest)
@@ -108,10 +109,11 @@ async def _events(
     loop = asyncio.get_running_loop()
     until = loop.time() + for_s
     with runtime.state_feed.stream(lambda: _look(runtime)):
+        first_look = runtime.state_feed.look_for(seen)
         yield f"retry: {RETRY_MS}\n\n"
         while True:
             within_s = min(HEARTBEAT_S, max(0.0, until - loop.time()))
-            found = await runtime.state_feed.newer(seen, within_s, HEARTBEAT_S)
+            found = await runtime.state_feed.newer(seen, within_s, HEARTBEAT_S, first_look)
             if runtime.state_feed.closed or not is_allowed():
                 return
             if found is None:

@@ -38,6 +38,8 @@ class StateFeed:
         # Replaced at each change, so that each waiting stream is woken once.
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
+        # The numbers of the last look that began and of the last one that ended.
+        self._begun = self._ended = 0
         self._looking: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -69,20 +71,34 @@ class StateFeed:
             if not self.streams:
                 self._hurry.set()
 
-    async def newer(self, seen: str | None, within_s: float, first_within_s: float) -> StateEvent | None:
+    def look_for(self, seen: str | None) -> int:
+        """Return the number of the first look that is not older than the state `seen`, and let it begin soon.
+
+        Another process may have sent that state, and this one's last look be older. 0: any look will do.
+        """
+        if seen is None or (self._found is not None and self._found.id == seen):
+            return 0
+        self._hurry.set()
+        return self._begun + 1
+
+    async def newer(
+        self, seen: str | None, within_s: float, first_within_s: float, first_look: int = 0
+    ) -> StateEvent | None:
         """Wait for a state with another id than `seen`; None if the time is over or the process stops.
 
-        `first_within_s`: the time for the first look, if there was none.
+        `first_within_s`: the time for the first look, if there was none, or none since the look `first_look`.
         """
-        if self._found is None:
+        if self._found is None or self._ended < first_look:
             await self._wait(first_within_s)
-        if self._is_news(seen):
+        if self._is_news(seen, first_look):
             return self._found
         await self._wait(within_s)
-        return self._found if self._is_news(seen) else None
+        return self._found if self._is_news(seen, first_look) else None
 
-    def _is_news(self, seen: str | None) -> bool:
-        return not self.closed and self._found is not None and self._found.id != seen
+    def _is_news(self, seen: str | None, first_look: int) -> bool:
+        if self.closed or self._found is None or self._ended < first_look:
+            return False
+        return self._found.id != seen
 
     async def _wait(self, within_s: float) -> None:
         if self.closed:
@@ -108,14 +124,16 @@ class StateFeed:
     async def _look(self, look: Look) -> None:
         try:
             while self.streams and not self.closed:
+                is_awaited = self._hurry.is_set()
                 self._hurry.clear()
+                self._begun += 1
                 began = monotonic()
                 found = await look()
                 pause_s = PAUSE_FACTOR * (monotonic() - began)
                 is_new = self._found is None or self._found.id != found.id
                 # Also if the id is the same: what changes without being announced is fresh for `state`.
-                self._found = found
-                if is_new:
+                self._found, self._ended = found, self._begun
+                if is_new or is_awaited:
                     self._changed.set()
                     self._changed = asyncio.Event()
                 try:

@@ -19,7 +19,7 @@ from app.admission.request_guard import READING
 from app.admission.route_roles import OPEN, RULES, SCRAPERS, Roles, RouteRules
 from app.coordinator.decoding import check_json
 from app.database.errors import problem_of
-from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, Problem
+from app.errors import BadRequest, InternalError, Invalid, MalformedJson, MethodNotAllowed, NotFound, Problem
 from app.field_rules import NAME_MAX, SUBSCRIPTION_NAME_FORM, is_subscription_name
 from app.permissions import Caller
 from app.runtime.state import Runtime
@@ -229,6 +229,12 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         )
     if error.status_code == 404:
         return problem_response(_no_such_path(request))
+    # The body is JSON that Python's own parser does not take. The fast path answers it likewise.
+    if isinstance(error.__cause__, RecursionError):
+        return problem_response(MalformedJson("The body is nested too deeply."))
+    if isinstance(error.__cause__, ValueError):
+        # An integer of more than 4,300 digits (sys.set_int_max_str_digits).
+        return problem_response(Invalid("Number out of range.", field="(body)"))
     return problem_response(BadRequest(str(error.detail)))
 
 

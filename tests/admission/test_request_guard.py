@@ -36,6 +36,12 @@ ROUTES = sorted(
     (method.upper(), path.format(**VALUES)) for path, methods in api.openapi()["paths"].items() for method in methods
 )
 WRITING = [(method, path) for method, path in ROUTES if method != "GET"]
+WITH_BODY = sorted(
+    (method.upper(), path.format(**VALUES))
+    for path, methods in api.openapi()["paths"].items()
+    for method, described in methods.items()
+    if described.get("requestBody", {}).get("required")
+)
 JSON = {"content-type": "application/json"}
 
 
@@ -111,6 +117,45 @@ MALFORMED = {
 async def test_malformed_json_is_refused_on_every_route(shared_client: httpx.AsyncClient, body: bytes) -> None:
     for method, path in WRITING:
         refused(await shared_client.request(method, path, content=body, headers=JSON), 400, "malformed-json")
+
+
+@shares
+@pytest.mark.parametrize("value", [b"1" + b"0" * 5000, b"-" + b"9" * 4301, b"[1" + b"0" * 5000 + b"]"])
+async def test_numbers_of_too_many_digits_are_invalid_on_every_route(
+    shared_client: httpx.AsyncClient, value: bytes
+) -> None:
+    """They are JSON, but Python makes no integer of more than 4,300 digits."""
+    assert len(WITH_BODY) > 20
+    for method, path in WITH_BODY:
+        content = b'{"reason":%b}' % value
+        refused(await shared_client.request(method, path, content=content, headers=JSON), 422, "invalid")
+
+
+@shares
+async def test_nesting_that_only_the_framework_finds_too_deep_is_malformed_too(
+    shared_client: httpx.AsyncClient,
+) -> None:
+    """The framework reads a body deeper in the stack than the check before it."""
+    for depth in range(850, 1001, 10):
+        content = b'{"reason":' + b"[" * depth + b"]" * depth + b"}"
+        for path in ("/transactions/verdict", f"/transactions/{ID}/verdict"):
+            answer = await shared_client.post(path, content=content, headers=JSON)
+            refused(answer, answer.status_code, {400: "malformed-json", 422: "invalid"}[answer.status_code])
+
+
+@shares
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'"\\uDBFF"', b'"\\\\\\ud800ab"'])
+async def test_half_a_surrogate_pair_at_the_end_is_named(shared_client: httpx.AsyncClient, text: bytes) -> None:
+    for path in ("/half", "/transactions/verdict"):
+        answer = await shared_client.post(path, content=b'{"producer_group":%b}' % text, headers=JSON)
+        assert "surrogate pair has only its first half" in refused(answer, 400, "malformed-json")["detail"]
+
+
+@shares
+@pytest.mark.parametrize("content", [b'{"a":"\\\\ud800"', b'{"a":"', b'{"a":"\\n'])
+async def test_a_body_that_is_cut_is_not_called_half_a_pair(shared_client: httpx.AsyncClient, content: bytes) -> None:
+    answer = await shared_client.post("/half", content=content, headers=JSON)
+    assert "surrogate" not in refused(answer, 400, "malformed-json")["detail"]
 
 
 @shares

@@ -17,7 +17,7 @@ from aiokafka.admin import NewTopic
 
 from app.delivery import Delivered, Failed, Refused
 from app.destinations.base import Destination
-from app.destinations.kafka import BATCH_MAX, of
+from app.destinations.kafka import BATCH_MAX, REFUSED_MOST, of
 from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
@@ -228,9 +228,28 @@ async def test_a_call_of_records_that_the_topic_refuses_ends_with_their_error() 
     await create(server, topic, **{"cleanup.policy": "compact"})
     async with destination(server) as kafka:
         outcomes = await kafka.deliver([delivery(topic=topic, key=None) for _ in range(BATCH_MAX)], NOW)
-    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Refused)}
+    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Failed)}
     assert len(outcomes) == BATCH_MAX
     assert errors == {"InvalidRecordError: the topic refuses the record; a compacted topic needs a key"}
+
+
+async def test_records_that_are_refused_in_a_row_are_dead_only_until_it_is_clear_that_all_are() -> None:
+    server, topic = brokers.kafka(), f"compacted-{uuid4()}"
+    await create(server, topic, **{"cleanup.policy": "compact"})
+    keyless = [delivery(topic=topic, key=None) for _ in range(REFUSED_MOST // 2 + 10)]
+    async with destination(server) as kafka:
+        [unproven] = await kafka.deliver([delivery(topic=topic, key=None)], NOW)
+        [taken] = await kafka.deliver([delivery(topic=topic)], NOW)
+        first, second = [await kafka.deliver(keyless, NOW) for _ in range(2)]
+        [taken_again] = await kafka.deliver([delivery(topic=topic)], NOW)
+        [refused] = await kafka.deliver([delivery(topic=topic, key=None)], NOW)
+    assert [type(outcome) for outcome in (unproven, taken, taken_again, refused)] == [
+        Failed,
+        Delivered,
+        Delivered,
+        Refused,
+    ]
+    assert [type(outcome) for outcome in (*first, *second)] == [Refused] * REFUSED_MOST + [Failed] * 20
 
 
 async def test_an_unknown_topic_fails_with_advice_and_other_topics_are_delivered(topic: str) -> None:

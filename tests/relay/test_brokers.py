@@ -13,6 +13,7 @@ import pytest
 import redis.asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from app.database.connection import Connection
 from app.relay.loop import Relay
@@ -209,3 +210,21 @@ async def test_a_message_that_a_broker_can_never_accept_is_dead_at_once(
     assert (dead["offset"], dead["attempts"]) == (large, 1)
     assert "large" in dead["reason"] or "size" in dead["reason"] or "exceed" in dead["reason"], dead["reason"]
     assert await db.fetchval('select "offset" from receipt') == small
+
+
+async def test_messages_for_a_topic_that_takes_none_wait_until_it_does(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    server, topic = brokers.kafka(), f"compacted-{uuid4()}"
+    async with kafka_admin(server.url) as admin:
+        await admin.create_topics([NewTopic(topic, 2, 1, topic_configs={"cleanup.policy": "compact"})])
+        subscription = {"topics": ["order"], "destination": {**destination(server), "topic": topic}}
+        answer = await client.put("/subscriptions/mailer", json=subscription)
+        assert answer.status_code == 201, answer.text
+        await publish(client, *(order(number, key=None) for number in range(20)))
+        await _until(relay, runtime, db, "select exists (select from checkpoint where opened_at is not null)")
+        found = (await client.get("/subscriptions/mailer")).json()
+        assert "InvalidRecordError: the topic refuses the record" in found["breaker"]["because"]
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"cleanup.policy": "delete"})])
+        await _until(relay, runtime, db, "select count(*) = 20 from receipt")
+    assert await db.fetchval("select count(*) from dead_letter") == 0

@@ -20,6 +20,7 @@ from app.database.connection import Connection, connect
 from app.ids import uuid7
 from app.lifecycle.startup import assemble
 from app.relay import loop, outcomes
+from app.relay.assignments import LEASE
 from app.relay.handed_messages import KEPT_FOR, KEPT_MOST, HandedMessages
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
@@ -472,3 +473,31 @@ async def test_a_plain_message_of_a_former_primary_is_not_handed_over(
     finally:
         connection.terminate()
     assert published == [({"order"}, 1, True), ({"order"}, 0, False)]
+
+
+async def test_a_closed_stream_sends_nothing_that_it_took_before_its_process_was_suspended(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """Its subscription may be paused, or have another destination by now."""
+    async with Responder() as receiver:
+        await subscribe(client, receiver)
+        relay = await opened(runtime)
+        [stream] = relay.streams.values()
+        runtime.publications.relay = lambda messages, now: False
+        await publish(client, order(1))
+        found = await window(db, stream.window.reader, stream.position, 10)
+        assert relay.hand_over(found.messages, runtime.clock.now())
+        # It is taken for a request, whose task has not begun.
+        assert stream.sender.in_flight == 1
+        relay._assignments.close(stream)
+        runtime.clock.offset_s += LEASE.total_seconds()
+        await stream.sender.wait_idle()
+        # No other worker took the lease meanwhile.
+        stream.renewed(runtime.clock.now() + LEASE)
+        await stream.sender.wait_idle()
+        assert receiver.calls == []
+        # The next stream of the shard sends it.
+        await turn_until(relay, runtime, lambda: receiver.calls)
+        assert [*relay.streams.values()] != [stream]
+        await relay.drain(runtime)
+    assert await db.fetchval("select count(*) from receipt") == 1

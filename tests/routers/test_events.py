@@ -212,6 +212,30 @@ async def test_the_overview_is_not_older_than_the_state_that_a_page_was_told_of_
     assert (await stream).status_code == 200
 
 
+async def test_a_stream_sends_no_state_that_is_older_than_the_one_that_another_process_sent(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is opened again may go to another process, whose last look is older."""
+    monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 600.0)
+    monkeypatch.setattr(state_feed, "LONGEST_PAUSE_S", 600.0)
+    (_, one), (behind, other) = await start(), await start()
+    stream = asyncio.create_task(other.get("/events"))
+    await until(lambda: behind.state_feed.state is not None)
+    older = behind.state_feed.id
+    await one.put(
+        "/subscriptions/mailer",
+        json={"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/in"}},
+    )
+    [event] = await read(one)
+    assert event["id"] != older
+    assert await read(other, after=event["id"]) == []
+    # A client that has the older state gets the newer one.
+    [again] = await read(other, after=older)
+    assert again["id"] == event["id"]
+    behind.state_feed.close()
+    assert (await stream).status_code == 200
+
+
 class Looked:
     """A look whose state is set by the test."""
 
@@ -283,6 +307,35 @@ async def test_a_closed_feed_ends_those_who_wait() -> None:
             assert await waiting is None
     await feed.end()
     assert feed.state is None
+
+
+async def test_a_look_that_began_before_a_stream_does_not_serve_a_state_of_another_process() -> None:
+    feed, look = StateFeed(2), Held()
+    with feed.stream(look):
+        await look.began.get()
+        with feed.stream(look):
+            newer = asyncio.create_task(feed.newer("second", 0, 30, feed.look_for("second")))
+            look.states.put_nowait("first")
+            await look.began.get()
+            assert not newer.done()
+            look.states.put_nowait("third")
+            found = await newer
+            assert (found is not None, found and found.id) == (True, "third")
+    look.states.put_nowait("last")
+    await feed.end()
+
+
+class Held:
+    """A look that begins when the feed wants it, and ends when the test gives it a state."""
+
+    def __init__(self) -> None:
+        self.began: asyncio.Queue[None] = asyncio.Queue()
+        self.states: asyncio.Queue[str] = asyncio.Queue()
+
+    async def __call__(self) -> StateEvent:
+        self.began.put_nowait(None)
+        state = await self.states.get()
+        return StateEvent("stats", state, "{}", state)
 
 
 @pytest.mark.slow
