@@ -48,6 +48,9 @@ group by subscription_id, name
 
 # Entries of the log of the day before, its last ones, in which an earlier message of a key is looked for.
 LOOKED_BACK = 100_000
+# Receipts of the days after, the first ones and the last ones of each subscription, in which a later message of a key
+# is looked for. A claim has up to 1,000 messages.
+LOOKED_AHEAD = 10_000
 # A subscription that is ordered by key sends the messages of a key one after another, as the relay and the claims of
 # consumers have it (app/store/relay/retries.py, app/store/pull/ordered_claims.py): a message in delivery_retry waits
 # for each earlier one of its key there that was tried or is due, with `hold` for each that is dead, and while a claim
@@ -57,13 +60,16 @@ LOOKED_BACK = 100_000
 #
 # Of a subscription whose consumers claim, any message of the key that a consumer has keeps the key back, a later one
 # too: `leased` in delivery_retry, `held` in a claim, each until its time is over. A claim without keys is from a time
-# when the subscription was not ordered.
+# when the subscription was not ordered. When a consumer gave a later one back is not on record: at the latest when that
+# one is due, `returned`. A later one may be of a later day: `ahead` has the receipts of those days, by
+# receipt_by_offset, that are newer than the head's due time, and looks up their keys.
 #
 # Without a head the log is not scanned. Served by dead_letter_key, and one scan of the day's log and of its receipts;
 # pull_claim is small.
 READY = """
 with keys as materialized (
-  select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (where s.pulled) as leased
+  select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (where s.pulled) as leased,
+    max(r.due_at) filter (where s.pulled and r.first_at is not null and r.leased_until is null) as returned
   from delivery_retry r
   join (
     select subscription_id, on_dead, coalesce(destination ->> 'type' = 'pull', false) as pulled
@@ -99,17 +105,31 @@ with keys as materialized (
         and x."offset" < b."offset"
     ))
 ), logged as materialized ({logged}
+), ahead as materialized (
+  select w.subscription_id, w.replay, r.transaction_id, r.position, r.settled_at as at
+  from (select subscription_id, replay, min(due_at) as due_at from heads where pulled group by 1, 2) w
+  cross join lateral ({ahead}
+  ) r
+  where r.settled_at > w.due_at
 ), settled as materialized (
-  select l.subscription_id, l.replay, l.key, max(r.at) as at
-  from logged l join ({receipts}
-  ) r on r.transaction_id = l.transaction_id and r.position = l.position
-    and r.subscription_id = l.subscription_id and r.replay = l.replay
+  select subscription_id, replay, key, max(at) as at from (
+    select l.subscription_id, l.replay, l.key, r.at
+    from logged l join ({receipts}
+    ) r on r.transaction_id = l.transaction_id and r.position = l.position
+      and r.subscription_id = l.subscription_id and r.replay = l.replay
+    union all
+    select a.subscription_id, a.replay, o.key, a.at
+    from ahead a cross join lateral (
+      select o.key from outbox o where o.transaction_id = a.transaction_id and o.position = a.position offset 0
+    ) o
+  ) e
   group by 1, 2, 3
 )
 select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offset",
-  to_char(greatest(h.due_at, h.leased, h.until, s.at, (
+  to_char(greatest(h.due_at, h.leased, h.returned, h.until, s.at, (
     select max(x.died_at) from dead_letter x where x.subscription_id = h.subscription_id and x.replay = h.replay
-      and x.key = h.key and x."offset" < h."offset"
+      and x.key = h.key
+      and (x."offset" < h."offset" or h.pulled and x.reason not in ('expired', 'backlog', 'day_left'))
   )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
 from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
 """.replace("'{seen}'", "'{seen}'::timestamptz")
@@ -121,6 +141,11 @@ LOGGED_BEFORE = f"""
   union all{LOGGED}
   where o."offset" > (select max("offset") from {{outbox}}) - {LOOKED_BACK}
     and o."offset" <= (select max("offset") from {{outbox}})"""  # noqa: S608 -- a number of ours
+AHEAD = f"""(
+    select r.transaction_id, r.position, r.settled_at from receipt r
+    where r.subscription_id = w.subscription_id and r.replay = w.replay and r.transaction_id >= '{{{{high}}}}'
+    order by r."offset" {{order}} limit {LOOKED_AHEAD}
+  )"""  # noqa: S608 -- a number of ours
 RECEIPTS = """
     select transaction_id, position, subscription_id, replay, settled_at as at from {receipt}"""
 # A person may have dropped a dead letter of a day that accepts no receipt any more.
@@ -130,8 +155,9 @@ DROPPED = """
 # How many keys there are is not known before they are read: without statistics Postgres expects one, and would read the
 # log once for each. The descents for each key and the look-ups of dead letters stay what they are. For the same reason
 # `logged` is read before the receipts: of their columns the subscription alone would join each key with each receipt.
-# A merge would use that column alone, too.
-PLANNED = ("set local enable_nestloop = off", "set local enable_mergejoin = off")
+# A merge would use that column alone, too. The receipts of later days come in the order of their index: to sort them,
+# all of the subscription would be read.
+PLANNED = ("set local enable_nestloop = off", "set local enable_mergejoin = off", "set local enable_sort = off")
 
 
 def write_never_due(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -155,7 +181,8 @@ def write_ready(spark: SparkSession, snapshot: Snapshot, day: Day, directory: st
     """Write the day's retries that are the next message of their key, and since when (schemas.READY_RETRY), to files in
     `directory`; return their number.
 
-    Earlier messages of the key are those of the day, and the last of the day before. Without any, there is no
+    Earlier messages of the key are those of the day, and the last of the day before. Later ones, of a subscription
+    whose consumers claim, are those of the day, and of some receipts of later days. Without any, there is no
     directory. Raises copy.FAILURES.
     """
     return write_found(
@@ -170,4 +197,6 @@ def ready_query(snapshot: Snapshot, day: Day) -> str:
     if snapshot.rows(f"select to_regclass('{before['outbox']}') is not null as found")[0]["found"]:
         logged += LOGGED_BEFORE.format(**before)
         receipts += f"\n    union all{RECEIPTS.format(**before)}"
-    return READY.replace("{logged}", logged).replace("{receipts}", receipts + DROPPED)
+    ahead = "\n  union\n  ".join(AHEAD.format(order=order) for order in ("asc", "desc"))
+    whole = READY.replace("{logged}", logged).replace("{receipts}", receipts + DROPPED)
+    return whole.replace("{ahead}", ahead)
