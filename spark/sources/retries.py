@@ -104,6 +104,12 @@ with keys as materialized (
       select from dead_letter x where x.subscription_id = k.subscription_id and x.replay = k.replay and x.key = k.key
         and x."offset" < b."offset"
     ))
+), released as materialized (
+  select subscription_id, max(at) as at from (
+    select *, lag(on_dead) over (partition by subscription_id order by version_id) = 'hold' as held
+    from subscription_version
+  ) version
+  where held and on_dead <> 'hold' group by 1
 ), logged as materialized ({logged}
 ), ahead as materialized (
   select w.subscription_id, w.replay, r.transaction_id, r.position, r.settled_at as at
@@ -127,11 +133,12 @@ with keys as materialized (
 )
 select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offset",
   to_char(greatest(h.due_at, h.leased, h.returned, h.until, s.at, (
-    select max(x.died_at) from dead_letter x where x.subscription_id = h.subscription_id and x.replay = h.replay
-      and x.key = h.key
+    select max(greatest(x.died_at, case when x."offset" < h."offset" then e.at end)) from dead_letter x
+    where x.subscription_id = h.subscription_id and x.replay = h.replay and x.key = h.key
       and (x."offset" < h."offset" or h.pulled and x.reason not in ('expired', 'backlog', 'day_left'))
   )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
 from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
+left join released e on e.subscription_id = h.subscription_id
 """.replace("'{seen}'", "'{seen}'::timestamptz")
 LOGGED = """
   select h.subscription_id, h.replay, h.key, o.transaction_id, o.position

@@ -59,6 +59,8 @@ CASES: dict[str, tuple[int, str] | None] = {
     "one of a replay that was settled": (5, DUE),
     "a dead one": (5, RECENT),
     "a dead one that holds its key": None,
+    "a dead one that held its key until a change of the subscription": (5, RECENT),
+    "a dead one from long ago": (5, DUE),
     "a claimed one": None,
     "a claimed one that was settled": (5, DUE),
     "a claimed one for which the time was just over": (5, RECENT),
@@ -145,9 +147,14 @@ def beside(dsn: str, what: str) -> None:
             changed = "update receipt set settled_at = now() - interval '1 minute', replay = %s where \"offset\" = %s"
             assert db.execute(changed, [int("replay" in what), SETTLED[what]]).rowcount == 1
     elif what.startswith("a dead one"):
-        rows(dsn, "update subscription set on_dead = %s returning 1", "hold" if "holds" in what else "release")
+        holds = "holds" in what or "held" in what
+        rows(dsn, "update subscription set on_dead = %s returning 1", "hold" if holds else "release")
         with psycopg.connect(dsn) as db:
             db.execute(DEAD, [3])
+        if "held" in what or "long ago" in what:
+            rows(dsn, "update dead_letter set died_at = now() - interval '3 hours' returning 1")
+        if "held" in what:
+            rows(dsn, "update subscription set on_dead = 'release' returning 1")
     elif what.startswith("a claimed one"):
         with psycopg.connect(dsn) as db:
             db.execute(CLAIM, ["{1}" if "settled" in what else "{}", HELD.get(what, "1 hour"), 3])
@@ -271,6 +278,15 @@ def test_a_retry_behind_another_of_its_key_that_is_not_due_is_not_found(spark: S
     assert overdue(day) == []
     with psycopg.connect(day) as db:
         db.execute("update delivery_retry set due_at = now() - interval '2 hours' where \"offset\" = 10")
+    assert overdue(day) == [("billing", 1)]
+
+
+def test_a_retry_that_waited_for_its_key_until_the_order_ended_is_due_since_then(spark: SparkSession, day: str) -> None:
+    retry(day, 10, first_at="now() - interval '1 hour'", due_at="now() + interval '1 hour'")
+    retry(day, 11)
+    rows(day, "update subscription set ordered = 'none' returning 1")
+    assert overdue(day) == []
+    rows(day, "update subscription_version set at = at - interval '2 hours' returning 1")
     assert overdue(day) == [("billing", 1)]
 
 
