@@ -14,6 +14,8 @@ from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A consumer that claims may hold a message, or give it back, for this long.
 CLAIMED_AT_MOST = "12 hours"
+# A worker claims a retry for so long.
+SENT_AT_MOST = "15 minutes"
 # By jitter, a pause may be longer than the schedule has it; and `Retry-After` may postpone a message this long after
 # its first try.
 JITTER, POSTPONED_AT_MOST = 0.1, "72 hours"
@@ -46,6 +48,13 @@ group by subscription_id, name
 """.replace("'{seen}'", "'{seen}'::timestamptz")  # noqa: S608 -- numbers of ours
 
 
+def _with_times(query: str) -> str:
+    """Return a query in which `{seen}` is a time, and `{claimed}` and `{sent}` are the last times of claims by then."""
+    for name, most in (("claimed", CLAIMED_AT_MOST), ("sent", SENT_AT_MOST)):
+        query = query.replace(f"{{{name}}}", f"'{{seen}}' + interval '{most}' + interval '{CLOCKS_DIFFER_S} seconds'")
+    return query.replace("'{seen}'", "'{seen}'::timestamptz")
+
+
 # Entries of the log of the day before, its last ones, in which an earlier message of a key is looked for.
 LOOKED_BACK = 100_000
 # Receipts of the days after, the first ones and the last ones of each subscription, in which a later message of a key
@@ -56,7 +65,9 @@ LOOKED_AHEAD = 10_000
 # for each earlier one of its key there that was tried or is due, with `hold` for each that is dead, and while a claim
 # has one of the key. So the first of those that were tried or are due is the only one of its key that may be sent:
 # `heads`, one descent of delivery_retry_key for each key. It is ready from its due time, or since the last earlier
-# message of its key was settled: in memory, or in a claim, the worker may have had many of them.
+# message of its key was settled: in memory, or in a claim, the worker may have had many of them. If the subscription
+# had `hold` before, a dead letter has kept the key back until that change, `released`. A claim for longer than the
+# service makes any keeps nothing back: it would hide messages that are never sent.
 #
 # Of a subscription whose consumers claim, any message of the key that a consumer has keeps the key back, a later one
 # too: `leased` in delivery_retry, `held` in a claim, each until its time is over. A claim without keys is from a time
@@ -66,10 +77,11 @@ LOOKED_AHEAD = 10_000
 #
 # Without a head the log is not scanned. Served by dead_letter_key, and one scan of the day's log and of its receipts;
 # pull_claim is small.
-READY = """
+READY = _with_times("""
 with keys as materialized (
-  select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (where s.pulled) as leased,
-    max(r.due_at) filter (where s.pulled and r.first_at is not null and r.leased_until is null) as returned
+  select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (
+      where s.pulled and r.leased_until <= {claimed}
+    ) as leased, max(r.due_at) filter (where s.pulled and r.first_at is not null and r.leased_until is null) as returned
   from delivery_retry r
   join (
     select subscription_id, on_dead, coalesce(destination ->> 'type' = 'pull', false) as pulled
@@ -81,7 +93,7 @@ with keys as materialized (
 ), held as materialized (
   select c.subscription_id, m.key, max(c.held_until) as until
   from pull_claim c cross join lateral unnest(c.keys) with ordinality m (key, n)
-  where m.n <> all(c.settled) and m.key is not null
+  where m.n <> all(c.settled) and m.key is not null and c.held_until <= {claimed}
   group by 1, 2
 ), heads as materialized (
   select k.*, b.transaction_id, b.position, b."offset", b.due_at, m.until
@@ -95,10 +107,10 @@ with keys as materialized (
     order by r."offset" limit 1
   ) b
   where b.transaction_id >= '{low}' and b.transaction_id < '{high}' and b.due_at <= '{seen}'
-    and (b.leased_until is null or b.leased_until <= '{seen}')
+    and (b.leased_until between '{seen}' and case when k.pulled then {claimed} else {sent} end) is not true
     and (k.leased is null or k.leased <= '{seen}') and (m.until is null or m.until <= '{seen}')
     and not (k.replay = 0 and k.subscription_id in (
-      select subscription_id from pull_claim where keys is null and held_until > '{seen}'
+      select subscription_id from pull_claim where keys is null and held_until > '{seen}' and held_until <= {claimed}
     ))
     and not (k.on_dead = 'hold' and exists (
       select from dead_letter x where x.subscription_id = k.subscription_id and x.replay = k.replay and x.key = k.key
@@ -139,7 +151,7 @@ select h.transaction_id::text, h.position, h.subscription_id, h.replay, h."offse
   )) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as ready_at
 from heads h left join settled s on s.subscription_id = h.subscription_id and s.replay = h.replay and s.key = h.key
 left join released e on e.subscription_id = h.subscription_id
-""".replace("'{seen}'", "'{seen}'::timestamptz")
+""")
 LOGGED = """
   select h.subscription_id, h.replay, h.key, o.transaction_id, o.position
   from heads h join {outbox} o on o.key = h.key and (h.pulled or o."offset" < h."offset")"""

@@ -9,8 +9,19 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from app.relay.expiry import CLAIM_FOR
+from app.relay.loop import RETRY_LEASE
+from app.schemas.claims import HELD_MOST_S, RETRY_AFTER_MOST_S
 from spark.postgres.connections import open_snapshot, partition_name
-from spark.sources.retries import LOOKED_AHEAD, LOOKED_BACK, PLANNED, ready_query, write_ready
+from spark.sources.retries import (
+    CLAIMED_AT_MOST,
+    LOOKED_AHEAD,
+    LOOKED_BACK,
+    PLANNED,
+    SENT_AT_MOST,
+    ready_query,
+    write_ready,
+)
 from tests.spark.days import days_ago, fill_day, prove, rows
 
 RETRY: LiteralString = """
@@ -47,6 +58,7 @@ CASES: dict[str, tuple[int, str] | None] = {
     "one that was tried and is due": (3, DUE),
     "one that is sent": None,
     "one that was being sent": (3, DUE),
+    "one that is sent for longer than is possible": (3, DUE),
     "one that is delayed": (5, DUE),
     "a later one": (5, DUE),
     "one of another key": (5, DUE),
@@ -63,9 +75,11 @@ CASES: dict[str, tuple[int, str] | None] = {
     "a dead one from long ago": (5, DUE),
     "a claimed one": None,
     "a claimed one that was settled": (5, DUE),
+    "a claimed one for longer than is possible": (5, DUE),
     "a claimed one for which the time was just over": (5, RECENT),
     "a claimed one for which the time was long over": (5, DUE),
     "a later one that a consumer has": None,
+    "a later one that a consumer has for longer than is possible": (5, DUE),
     "a later one that a consumer had": (5, RECENT),
     "a later one that a consumer settled": (5, RECENT),
     "a later one that a consumer gave back": (5, RECENT),
@@ -80,6 +94,7 @@ CASES: dict[str, tuple[int, str] | None] = {
 }
 # For how long a claim holds its message from now on.
 HELD = {
+    "a claimed one for longer than is possible": "13 hours",
     "a claimed one for which the time was just over": "-1 minute",
     "a claimed one for which the time was long over": "-3 hours",
 }
@@ -128,6 +143,8 @@ def beside(dsn: str, what: str) -> None:
         retry(dsn, 3, first_at="now()")
     elif what == "one that is sent":
         retry(dsn, 3, leased="now() + interval '1 minute'")
+    elif what == "one that is sent for longer than is possible":
+        retry(dsn, 3, leased="now() + interval '16 minutes'")
     elif what == "one that was being sent":
         retry(dsn, 3, leased="now() - interval '1 minute'")
     elif what == "one that is delayed":
@@ -165,6 +182,9 @@ def beside(dsn: str, what: str) -> None:
             db.execute(DEAD, [7])
         if "in time" in what:
             rows(dsn, EXPIRED)
+    elif what == "a later one that a consumer has for longer than is possible":
+        held: LiteralString = "now() + interval '13 hours'"
+        retry(dsn, 7, first_at="now()", due_at=held, leased=held)
     elif what == "a later one that a consumer had":
         retry(dsn, 7, first_at="now() - interval '1 hour'", leased="now() - interval '1 minute'")
     elif what.startswith("a later one that"):
@@ -397,6 +417,11 @@ def test_of_later_days_some_receipts_are_read_for_all_keys(day: str, analyzed: s
     assert read_of(plan, partition_name("receipt", later)) == 2 * LOOKED_AHEAD
     assert read_of(plan, partition_name("outbox", later)) <= 2 * LOOKED_AHEAD
     assert most_of(plan) <= 2 * LOOKED_AHEAD + 10
+
+
+def test_the_times_of_claims_are_those_of_the_service() -> None:
+    assert timedelta(minutes=float(SENT_AT_MOST.removesuffix(" minutes"))) == RETRY_LEASE == CLAIM_FOR
+    assert float(CLAIMED_AT_MOST.removesuffix(" hours")) * 3600 == HELD_MOST_S == RETRY_AFTER_MOST_S
 
 
 def test_without_a_key_that_is_ready_the_log_is_not_read(day: str) -> None:
