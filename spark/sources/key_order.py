@@ -19,7 +19,8 @@ ANY_ORDERED = "select exists (select from subscription_version where ordered = '
 #
 # Not judged, because the order does not hold for them: messages without a key, delayed ones, and dead letters that a
 # person redelivered or dropped. Nor is what was first tried while the subscription was not ordered. `ordered` has the
-# times in which it was.
+# times in which it was. After a change of topics or filters (`matched`) workers send what is above the checkpoint and
+# only the new ones take, also before messages of its key that were sent already.
 #
 # Consumers that claim may hold several messages of a key together, and settle them in any order. What one claim had
 # has the same `first_at`. Which claim had the later attempts is not known, so only first attempts are judged. One that
@@ -39,6 +40,13 @@ with changed as (
     at + case when before is null then interval '0' else interval '{CHANGE_SETTLES_S} seconds' end as since,
     coalesce(until, 'infinity') - interval '{CLOCKS_DIFFER_S} seconds' as until
   from changed where ordered = 'key'
+), matched as materialized (
+  select subscription_id, at from (
+    select *, lag(version_id) over earlier is not null
+      and (topics, filters) is distinct from (lag(topics) over earlier, lag(filters) over earlier) as differs
+    from subscription_version window earlier as (partition by subscription_id order by version_id)
+  ) version
+  where differs
 ), claimed as materialized (
   select subscription_id from subscription where destination ->> 'type' = 'pull'
 )
@@ -67,6 +75,10 @@ where (
   ) and (
     subscription_id not in (select subscription_id from claimed)
     or attempts = 1 and before_attempts = 1 and first_at <> before_first_at and not again and not before_again
+  ) and not exists (
+    select from matched m where m.subscription_id = compared.subscription_id
+      and compared.before_first_at > m.at - interval '{CLOCKS_DIFFER_S} seconds'
+      and compared.first_at < m.at + interval '{CHANGE_SETTLES_S} seconds'
   )
 """  # noqa: S608 -- numbers of ours
 

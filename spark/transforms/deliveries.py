@@ -32,7 +32,7 @@ def retry_overdue(j: Joined) -> DataFrame:
     with an attempt are judged.
     """
     on_time = before(j.seen_at, j.sla_s)
-    asked = routes(j.whole).select("subscription_id", "name", "ordered", "works_since")
+    asked = routes(j.whole).select("subscription_id", "name", "ordered", "ordered_since", "works_since")
     retries = j.whole.delivery_retry.join(F.broadcast(asked), "subscription_id")
     kept_back = F.col("attempts") == 0
     if j.whole.ready_retry is not None:
@@ -40,6 +40,8 @@ def retry_overdue(j: Joined) -> DataFrame:
         retries = retries.join(j.whole.ready_retry.select(*delivery, "ready_at"), delivery, "left")
         retries = retries.withColumn("due_at", F.coalesce("ready_at", "due_at"))
         kept_back = F.col("ready_at").isNull()
+    freed = F.expr("if(ordered = 'none' and key is not null, ordered_since, null)")
+    retries = retries.withColumn("due_at", F.greatest("due_at", freed))
     waits = F.expr("ordered = 'key' and key is not null") & kept_back
     overdue = (F.col("due_at") <= on_time) & (F.col("works_since") <= on_time) & ~waits
     place = F.struct("due_at", "offset")

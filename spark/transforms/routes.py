@@ -27,8 +27,9 @@ def routed(versions: DataFrame, checkpoint: DataFrame) -> DataFrame:
     messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown.
     It has passed all messages up to there; a receipt of a later message does not show that, because the worker, or the
     consumer, may still hold earlier ones. `whole_layout`: whether its checkpoint has one row for each shard.
-    `works_since`: it is active since then; null if it is paused, disabled or deleted. `taker` is the hash of its
-    number, never 0. `matches_until`, of a deleted one: no worker took a message for it that was committed later.
+    `works_since`: it is active since then; null if it is paused, disabled or deleted. `ordered_since`: `ordered` has
+    its value since then. `taker` is the hash of its number, never 0. `matches_until`, of a deleted one: no worker took
+    a message for it that was committed later.
     """
     known = subscriptions(versions).join(_checkpoints(checkpoint), "subscription_id", "left")
     known = known.withColumn("works_since", F.expr("if(state = 'active' and deleted_at is null, state_since, null)"))
@@ -42,6 +43,7 @@ def routed(versions: DataFrame, checkpoint: DataFrame) -> DataFrame:
         "deleted_at",
         "works_since",
         "ordered",
+        "ordered_since",
         F.coalesce("whole_layout", F.lit(False)).alias("whole_layout"),
         F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
         F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),

@@ -13,16 +13,18 @@ def subscriptions(versions: DataFrame) -> DataFrame:
     """Return one row a subscription, deleted ones too: the columns `_LAST` of its last version.
 
     `versions`: the frame `subscription_version`. `created_at`: the time of its first version; `matches_since`: when its
-    topics and filters last changed; `state_since`: when its state last changed.
+    topics and filters last changed; `state_since`: when its state last changed; `ordered_since`: when `ordered` did.
     """
+    changes = {"matches": ("topics", "filters"), "entered": ("state",), "switched": ("ordered",)}
     marked = versions.withColumns(
-        {"matches": _changed("topics", "filters"), "entered": _changed("state"), "place": F.struct("at", "version_id")}
+        {name: _changed(*columns) for name, columns in changes.items()} | {"place": F.struct("at", "version_id")}
     )
     return marked.groupBy("subscription_id").agg(
         *(F.max_by(name, "place").alias(name) for name in _LAST),
         F.min("at").alias("created_at"),
         F.max("matches").alias("matches_since"),
         F.max("entered").alias("state_since"),
+        F.max("switched").alias("ordered_since"),
     )
 
 

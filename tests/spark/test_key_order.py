@@ -143,6 +143,29 @@ def test_only_what_was_sent_in_the_time_of_an_order_is_judged(
     assert found(spark, ordered, tmp_path / "out") == wanted
 
 
+def test_a_message_that_only_new_filters_take_may_come_after_later_ones_of_its_key(
+    spark: SparkSession, ordered: str, tmp_path: Path
+) -> None:
+    """Workers judge what is above the checkpoint by the new filters, and may still send by the former ones for a
+    while."""
+    late, changed_at = 20 * KEYS + 1, f"{days_ago(3)} 00:10Z"
+    times = "first_at = %s::timestamptz + interval '1 second', settled_at = %s::timestamptz + interval '2 seconds'"
+    rows(ordered, f'update receipt set {times} where "offset" = %s returning 1', changed_at, changed_at, late)
+    sent = {late + KEYS: late}
+    assert found(spark, ordered, tmp_path / "unchanged") == sent
+    with psycopg.connect(ordered) as db:
+        columns = "subscription_id, name, topics, state, ordered, on_dead, shards, max_in_flight, timeout_s, retry"
+        db.execute(
+            f"insert into subscription_version ({columns}, started_after, at, filters) "
+            f'select {columns}, started_after, %s, \'{{"tags": ["created"]}}\' from subscription_version',
+            [changed_at],
+        )
+    assert found(spark, ordered, tmp_path / "changed") == {}
+    earlier = "update subscription_version set at = at - interval '9 minutes' where filters is not null returning 1"
+    rows(ordered, earlier)
+    assert found(spark, ordered, tmp_path / "earlier") == sent
+
+
 def test_what_one_claim_had_may_be_settled_in_any_order(spark: SparkSession, ordered: str, tmp_path: Path) -> None:
     """Consumers claim: a claim may have several of a key, and which claim had a later attempt is not known.
 

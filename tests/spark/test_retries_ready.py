@@ -9,8 +9,19 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from app.relay.expiry import CLAIM_FOR
+from app.relay.loop import RETRY_LEASE
+from app.schemas.claims import HELD_MOST_S, RETRY_AFTER_MOST_S
 from spark.postgres.connections import open_snapshot, partition_name
-from spark.sources.retries import LOOKED_BACK, PLANNED, ready_query, write_ready
+from spark.sources.retries import (
+    CLAIMED_AT_MOST,
+    LOOKED_AHEAD,
+    LOOKED_BACK,
+    PLANNED,
+    SENT_AT_MOST,
+    ready_query,
+    write_ready,
+)
 from tests.spark.days import days_ago, fill_day, prove, rows
 
 RETRY: LiteralString = """
@@ -24,6 +35,7 @@ insert into dead_letter (subscription_id, transaction_id, position, "offset", to
 select subscription_id, transaction_id, 0, "offset", 'order', 'k', 1, 'refused', now() - interval '1 minute'
 from outbox, subscription where "offset" = %s
 """
+EXPIRED: LiteralString = "update dead_letter set reason = 'expired' returning 1"
 CLAIM: LiteralString = """
 insert into pull_claim (subscription_id, lowest, size, settled, claimed_at, held_until, sweep_at, transaction_ids,
   positions, keys)
@@ -46,6 +58,7 @@ CASES: dict[str, tuple[int, str] | None] = {
     "one that was tried and is due": (3, DUE),
     "one that is sent": None,
     "one that was being sent": (3, DUE),
+    "one that is sent for longer than is possible": (3, DUE),
     "one that is delayed": (5, DUE),
     "a later one": (5, DUE),
     "one of another key": (5, DUE),
@@ -58,24 +71,38 @@ CASES: dict[str, tuple[int, str] | None] = {
     "one of a replay that was settled": (5, DUE),
     "a dead one": (5, RECENT),
     "a dead one that holds its key": None,
+    "a dead one that held its key until a change of the subscription": (5, RECENT),
+    "a dead one from long ago": (5, DUE),
     "a claimed one": None,
     "a claimed one that was settled": (5, DUE),
+    "a claimed one for longer than is possible": (5, DUE),
     "a claimed one for which the time was just over": (5, RECENT),
     "a claimed one for which the time was long over": (5, DUE),
     "a later one that a consumer has": None,
+    "a later one that a consumer has for longer than is possible": (5, DUE),
     "a later one that a consumer had": (5, RECENT),
     "a later one that a consumer settled": (5, RECENT),
+    "a later one that a consumer gave back": (5, RECENT),
+    "a later one that a consumer refused": (5, RECENT),
+    "a later one that no consumer took in time": (5, DUE),
+    "one of the next day that a consumer settled": (5, RECENT),
+    "one of the next day that was settled": (5, DUE),
+    "one of the next day and another key that a consumer settled": (5, DUE),
     "a later one that is sent": (5, DUE),
     "a dropped one": (5, RECENT),
     "a dropped one of the day before": (5, RECENT),
 }
 # For how long a claim holds its message from now on.
 HELD = {
+    "a claimed one for longer than is possible": "13 hours",
     "a claimed one for which the time was just over": "-1 minute",
     "a claimed one for which the time was long over": "-3 hours",
 }
 SETTLED = {
     "a later one that a consumer settled": 7,
+    "one of the next day that a consumer settled": 12,
+    "one of the next day that was settled": 12,
+    "one of the next day and another key that a consumer settled": 12,
     "one that was settled": 3,
     "one of the day before that was settled": 1,
     "a later one that was settled": 7,
@@ -116,6 +143,8 @@ def beside(dsn: str, what: str) -> None:
         retry(dsn, 3, first_at="now()")
     elif what == "one that is sent":
         retry(dsn, 3, leased="now() + interval '1 minute'")
+    elif what == "one that is sent for longer than is possible":
+        retry(dsn, 3, leased="now() + interval '16 minutes'")
     elif what == "one that was being sent":
         retry(dsn, 3, leased="now() - interval '1 minute'")
     elif what == "one that is delayed":
@@ -135,12 +164,27 @@ def beside(dsn: str, what: str) -> None:
             changed = "update receipt set settled_at = now() - interval '1 minute', replay = %s where \"offset\" = %s"
             assert db.execute(changed, [int("replay" in what), SETTLED[what]]).rowcount == 1
     elif what.startswith("a dead one"):
-        rows(dsn, "update subscription set on_dead = %s returning 1", "hold" if "holds" in what else "release")
+        holds = "holds" in what or "held" in what
+        rows(dsn, "update subscription set on_dead = %s returning 1", "hold" if holds else "release")
         with psycopg.connect(dsn) as db:
             db.execute(DEAD, [3])
+        if "held" in what or "long ago" in what:
+            rows(dsn, "update dead_letter set died_at = now() - interval '3 hours' returning 1")
+        if "held" in what:
+            rows(dsn, "update subscription set on_dead = 'release' returning 1")
     elif what.startswith("a claimed one"):
         with psycopg.connect(dsn) as db:
             db.execute(CLAIM, ["{1}" if "settled" in what else "{}", HELD.get(what, "1 hour"), 3])
+    elif what == "a later one that a consumer gave back":
+        retry(dsn, 7, first_at="now() - interval '1 hour'", due_at="now() - interval '1 minute'")
+    elif what in ("a later one that a consumer refused", "a later one that no consumer took in time"):
+        with psycopg.connect(dsn) as db:
+            db.execute(DEAD, [7])
+        if "in time" in what:
+            rows(dsn, EXPIRED)
+    elif what == "a later one that a consumer has for longer than is possible":
+        held: LiteralString = "now() + interval '13 hours'"
+        retry(dsn, 7, first_at="now()", due_at=held, leased=held)
     elif what == "a later one that a consumer had":
         retry(dsn, 7, first_at="now() - interval '1 hour'", leased="now() - interval '1 minute'")
     elif what.startswith("a later one that"):
@@ -152,9 +196,10 @@ def beside(dsn: str, what: str) -> None:
 
 @pytest.fixture
 def day(dsn: str) -> str:
-    """Two days of an ordered subscription, the second from the offset 2 on."""
+    """Three days of an ordered subscription, the second from the offset 2 on, the third from 12 on."""
     fill_day(dsn, days_ago(4), 1)
     fill_day(dsn, days_ago(3), 10, first=2)
+    fill_day(dsn, days_ago(2), 3, first=12)
     with psycopg.connect(dsn) as db:
         db.execute("update outbox set key = 'k'")
         db.execute("update subscription set ordered = 'key'")
@@ -191,6 +236,25 @@ def test_an_earlier_message_of_the_day_before_is_found_from_far_into_the_day(
     assert ready(spark, day, tmp_path / "before") == {far: DUE}
     rows(day, "update receipt set settled_at = now() - interval '1 minute' where \"offset\" = 1 returning 1")
     assert ready(spark, day, tmp_path / "after") == {far: RECENT}
+
+
+def settled_ahead(dsn: str, at: int) -> None:
+    """Give the next day many receipts of other keys that were settled just now, and one of the key at a place."""
+    with psycopg.connect(dsn) as db:
+        assert db.execute(LOG, [1_000_000, KEYS, 12, 3 * LOOKED_AHEAD]).rowcount == 3 * LOOKED_AHEAD
+        db.execute(LOG_SETTLED)
+        changed = "update outbox set key = 'k' where \"offset\" = %s"
+        assert db.execute(changed, [1_000_000 + at]).rowcount == 1
+
+
+@pytest.mark.parametrize(("at", "wanted"), [(1000, RECENT), (2 * LOOKED_AHEAD + 1000, RECENT)])
+def test_a_later_message_is_found_among_the_first_and_the_last_receipts_of_later_days(
+    spark: SparkSession, day: str, tmp_path: Path, at: int, wanted: str
+) -> None:
+    rows(day, 'update subscription set destination = \'{"type": "pull"}\' returning 1')
+    retry(day, 5)
+    settled_ahead(day, at)
+    assert ready(spark, day, tmp_path / "ready") == {5: wanted}
 
 
 def test_a_key_without_an_order_has_no_next_message(spark: SparkSession, day: str, tmp_path: Path) -> None:
@@ -234,6 +298,15 @@ def test_a_retry_behind_another_of_its_key_that_is_not_due_is_not_found(spark: S
     assert overdue(day) == []
     with psycopg.connect(day) as db:
         db.execute("update delivery_retry set due_at = now() - interval '2 hours' where \"offset\" = 10")
+    assert overdue(day) == [("billing", 1)]
+
+
+def test_a_retry_that_waited_for_its_key_until_the_order_ended_is_due_since_then(spark: SparkSession, day: str) -> None:
+    retry(day, 10, first_at="now() - interval '1 hour'", due_at="now() + interval '1 hour'")
+    retry(day, 11)
+    rows(day, "update subscription set ordered = 'none' returning 1")
+    assert overdue(day) == []
+    rows(day, "update subscription_version set at = at - interval '2 hours' returning 1")
     assert overdue(day) == [("billing", 1)]
 
 
@@ -325,6 +398,30 @@ def test_the_log_of_a_day_is_read_once_for_all_keys(day: str, analyzed: str) -> 
     assert read_of(plan, partition_name("outbox", days_ago(4))) <= LOOKED_BACK + 2
     # The receipts of both days.
     assert most_of(plan) <= 2 * (LOGGED + 10)
+
+
+@pytest.mark.parametrize("analyzed", ["never", "before", "after"])
+def test_of_later_days_some_receipts_are_read_for_all_keys(day: str, analyzed: str) -> None:
+    rows(day, 'update subscription set destination = \'{"type": "pull"}\' returning 1')
+    with psycopg.connect(day) as db:
+        if analyzed == "before":
+            db.execute("analyze")
+        assert db.execute(MANY, [KEYS, KEYS]).rowcount == KEYS
+        assert db.execute(LOG, [1_000_000, KEYS, 12, LOGGED]).rowcount == LOGGED
+        assert db.execute(LOG_SETTLED).rowcount == LOGGED
+        if analyzed == "after":
+            db.execute("analyze")
+    plan = plan_of(day)
+    assert plan["Actual Rows"] == KEYS
+    later = days_ago(2)
+    assert read_of(plan, partition_name("receipt", later)) == 2 * LOOKED_AHEAD
+    assert read_of(plan, partition_name("outbox", later)) <= 2 * LOOKED_AHEAD
+    assert most_of(plan) <= 2 * LOOKED_AHEAD + 10
+
+
+def test_the_times_of_claims_are_those_of_the_service() -> None:
+    assert timedelta(minutes=float(SENT_AT_MOST.removesuffix(" minutes"))) == RETRY_LEASE == CLAIM_FOR
+    assert float(CLAIMED_AT_MOST.removesuffix(" hours")) * 3600 == HELD_MOST_S == RETRY_AFTER_MOST_S
 
 
 def test_without_a_key_that_is_ready_the_log_is_not_read(day: str) -> None:
