@@ -8,8 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How long after its beginning a claim is given up at the earliest. By then, as a rule, what the service had has arrived,
-# also over a long way, and the claim only waits: its answer is no more likely to be on its way than at any later time.
+# How long after its beginning a claim is given up at the earliest. By then, as a rule, what the service had is here,
+# even over a long way, and the claim only waits: its answer is no more likely to be on its way than at any later time.
 LOOKED_WITHIN_S = 0.5
 
 
