@@ -48,10 +48,14 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChecks:
-    """The checks that are out to one claim until `answer_by`, ready for JSON: what each asks, with its `handle`."""
+    """The checks that are out to one claim until `answer_by`, ready for JSON: what each asks, with its `handle`.
+
+    `claims`: their leases.
+    """
 
     answer_by: datetime
     checks: list[dict[str, object]]
+    claims: list[Claim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,14 @@ async def take_claims(
     if decided:
         await settle_batch(runtime, decided, runtime.request_pool)
     asked = [{**fields_of(one, one.policy), "handle": handle_of(one.claim), **_trace(one)} for one in out]
-    return ClaimedChecks(now + timedelta(seconds=invisible_s), asked)
+    return ClaimedChecks(now + timedelta(seconds=invisible_s), asked, [one.claim for one in out])
+
+
+async def give_back_unsent(runtime: Runtime, claimed: ClaimedChecks) -> None:
+    """Make checks due at once whose answer no client gets, as if they had not been asked."""
+    async with runtime.request_pool.connection() as connection:
+        await store.give_back(connection, claimed.claims, runtime.clock.now())
+    runtime.waiting_claims.may_be_due()
 
 
 async def settle_answers(

@@ -16,6 +16,7 @@ from app.checkback.claimed_checks import (
     ClaimAnswer,
     SettledAnswer,
     epoch_of,
+    give_back_unsent,
     note_claimer,
     read_group,
     settle_answers,
@@ -61,7 +62,8 @@ async def claim_checks(
     unanswered call is; it does not count toward `max_checks`.
 
     With `wait_s` the request waits until a check is due. The first claim of a group, and the first after a minute
-    without one, makes its unanswered checks due at once.
+    without one, makes its unanswered checks due at once. If the client closes its connection before the answer is sent,
+    its checks are due at once, and count as not asked.
     """
     caller.must_have_group(name)
     loop = asyncio.get_running_loop()
@@ -80,7 +82,11 @@ async def claim_checks(
         # The key may have ended, or have another scope, since the request came.
         caller = runtime.authenticator.still_valid(caller, RULES["POST", "/producer-groups/{name}/checks/claim"])
         caller.must_have_group(name)
-    return Response(_encode(claimed), media_type="application/json")
+    # What the client does not get would wait until its time is over, and count as not answered.
+    if claimed.checks and await request.is_disconnected():
+        await give_back_unsent(runtime, claimed)
+    content = {"answer_by": claimed.answer_by, "checks": claimed.checks}
+    return Response(_encode(content), media_type="application/json")
 
 
 @router.post(

@@ -5,6 +5,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, TypeVar
 from uuid import UUID
@@ -57,6 +58,7 @@ router = APIRouter(prefix="/subscriptions", tags=["claims"])
 T = TypeVar("T", bound=Acknowledged | GivenBack | Extended)
 _JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
+CLIENT_LEFT = "the client left before it got the message"
 
 
 class _Settled(msgspec.Struct):
@@ -127,7 +129,8 @@ async def post_claim(
     or reject it. What is not settled in time comes again. With `wait_s` the request waits until there is a message.
     Messages of a paused subscription cannot be claimed. With `ordered: key` a claim may have several messages of a
     key, in their order; no other claim gets later ones before these are settled. A subscriber's key needs all topics
-    of the subscription in its scope.
+    of the subscription in its scope. If the client closes its connection before the answer is sent, the messages come
+    again after a second, as the same attempt.
     """
     sent = _Claim(**wanted.model_dump(exclude_unset=True))
     return Response(await _claimed(runtime, caller, name, sent, request.is_disconnected), media_type=_JSON)
@@ -167,7 +170,8 @@ async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep
         outcome, retry_after_s = failed(wanted.error), wanted.retry_after_s
     else:
         outcome, retry_after_s = failed(wanted.error, postponed_s=wanted.retry_after_s or 0), None
-    return await _give_back(runtime, opening, wanted.handles, handles, outcome, retry_after_s)
+    found = await _give_back(runtime, opening, handles, outcome, retry_after_s)
+    return _given_back_answer(opening, wanted.handles, found)
 
 
 @router.post(
@@ -182,7 +186,8 @@ async def post_reject(name: NamePath, wanted: RejectRequest, runtime: RuntimeDep
     handles = opening.valid(wanted.handles)
     await note_act_first(runtime, caller, "subscription.reject", name, handles, wanted.reason)
     outcome = Refused(wanted.reason, wanted.reason, None, None, 0)
-    return await _give_back(runtime, opening, wanted.handles, handles, outcome, None)
+    found = await _give_back(runtime, opening, handles, outcome, None)
+    return _given_back_answer(opening, wanted.handles, found)
 
 
 @router.post(
@@ -237,30 +242,35 @@ async def _claimed(
     at_most, invisible = _bounds(runtime.settings, wanted)
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.wait_s
-    subscription, found = await _claim_connected(runtime, caller, name, at_most, invisible)
+    known, found = await _claim_connected(runtime, caller, name, at_most, invisible)
     while not found.messages and (left_s := until - loop.time()) > 0:
-        waits_for, waiting = str(subscription.subscription_id), runtime.waiting_consumers
+        waits_for, waiting = str(known.subscription.subscription_id), runtime.waiting_consumers
         # With `more` a part of the log had nothing for the subscription, and it goes on. One claim at a time reads on,
         # so that those that wait for the cursor do not use up the connections.
         async with waiting.turn(waits_for, left_s) if found.more else nullcontext(True) as may_go_on:
             if not may_go_on:
                 break
             woken = found.more or await waiting.wait(waits_for, at_most, left_s)
-            # What it claimed would be lost until its time is over.
+            # What it claimed would only be given back.
             if runtime.stopping or await is_gone():
                 break
-            if not woken and await _is_same(runtime, name, subscription):
+            if not woken and await _is_same(runtime, name, known.subscription):
                 break
             # The key may have ended, or have another scope, since the request came.
             caller = runtime.authenticator.still_valid(caller, RULES["POST", "/subscriptions/{name}/claim"])
             caller.must_have_subscription(name)
-            subscription, found = await _claim_connected(runtime, caller, name, at_most, invisible)
+            known, found = await _claim_connected(runtime, caller, name, at_most, invisible)
+    # What the client does not get would be missing until its time is over.
+    if found.messages and await is_gone():
+        opening, given = _Opening(known), [one.handle for one in found.messages]
+        await _give_back(runtime, opening, opening.valid(given), failed(CLIENT_LEFT, postponed_s=0), None)
+        found = replace(found, messages=[])
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
 
 
 async def _claim_connected(
     runtime: Runtime, caller: Caller, name: str, at_most: int, invisible: timedelta
-) -> tuple[Subscription, ClaimedBatch]:
+) -> tuple[PulledSubscription, ClaimedBatch]:
     once = _claim_and_note if caller.role is Role.ADMIN else _claim_once
     async with runtime.claim_connections.connection() as connection:
         return await once(runtime, connection, caller, name, at_most, invisible)
@@ -296,29 +306,29 @@ def _bounds(settings: Settings, wanted: _Claim) -> tuple[int, timedelta]:
 
 async def _claim_once(
     runtime: Runtime, connection: Connection, caller: Caller, name: str, at_most: int, invisible: timedelta
-) -> tuple[Subscription, ClaimedBatch]:
+) -> tuple[PulledSubscription, ClaimedBatch]:
     known = runtime.pulled.get(name)
     if known is not None and known.goes_on and caller.covers_topics(known.subscription.topics):
         more = await claim_more(connection, runtime.clock, known, at_most, invisible)
         known.goes_on = more is not None and more.goes_on
         if more is not None:
-            return known.subscription, more
+            return known, more
     known = await _pulled(runtime, connection, name)
     caller.must_cover_topics(known.subscription.topics)
     found = await claim(connection, runtime.clock, known, at_most, invisible)
     known.goes_on = found.goes_on
-    return known.subscription, found
+    return known, found
 
 
 async def _claim_and_note(
     runtime: Runtime, connection: Connection, caller: Caller, name: str, at_most: int, invisible: timedelta
-) -> tuple[Subscription, ClaimedBatch]:
+) -> tuple[PulledSubscription, ClaimedBatch]:
     """Claim for an admin, with the audit row in the same database transaction. A claim of nothing leaves no row."""
     async with connection.transaction():
-        subscription, found = await _claim_once(runtime, connection, caller, name, at_most, invisible)
+        known, found = await _claim_once(runtime, connection, caller, name, at_most, invisible)
         messages = [one.message for one in found.messages]
         await note_act(runtime, connection, caller, "subscription.claim", name, messages)
-    return subscription, found
+    return known, found
 
 
 async def _acknowledge(
@@ -363,11 +373,10 @@ async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequ
 async def _give_back(
     runtime: Runtime,
     opening: "_Opening",
-    given: Sequence[str],
     handles: Sequence[HeldMessage],
     outcome: Refusal,
     retry_after_s: float | None,
-) -> Response:
+) -> list[GivenBack | None]:
     async with runtime.claim_connections.connection() as connection:
         found, published = await settling.give_back(
             connection, opening.subscription, handles, outcome, runtime.clock, retry_after_s=retry_after_s
@@ -377,7 +386,10 @@ async def _give_back(
         runtime.wake_ups.published()
     for what, times in Counter(one.what for one in found if one is not None).items():
         runtime.metrics.relay.deliveries.labels(opening.subscription.name, what).inc(times)
+    return found
 
+
+def _given_back_answer(opening: "_Opening", given: Sequence[str], found: Sequence[GivenBack | None]) -> Response:
     def shown(named: str, one: GivenBack) -> _Settled:
         return _Settled(200, named, result="dead" if one.due_at is None else "retry", due_at=one.due_at)
 

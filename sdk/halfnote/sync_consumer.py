@@ -429,9 +429,10 @@ class SyncConsumer:
         self._nack_held(error, but)
 
     def _nack_held(self, error: BaseException | None, but: HeldMessage | None) -> None:
-        held = [one for one in self._held.values() if one is not but]
-        # At once: a loop that is left and `close` may both give back.
-        self._held = still_held(self._held, but)
+        # At once: a loop that is left and `close` may both give back. The list is made in one step, because the thread
+        # that holds messages for longer takes out what is lost.
+        left, self._held = list(self._held.values()), still_held(self._held, but)
+        held = [one for one in left if one is not but]
         why = "the consumer stopped" if error is None else error_of(error)
         begun = [one for one in held if one.handle in self._begun]
         rest = [one for one in held if one.handle not in self._begun]

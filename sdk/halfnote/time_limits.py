@@ -8,9 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How long after its beginning a claim is given up at the earliest. By then, as a rule, the service has looked, and the
-# claim only waits: its answer is no more likely to be on its way than at any later time.
-LOOKED_WITHIN_S = 1.0
+# How long after its beginning a claim is given up at the earliest. By then, as a rule, what the service had is here,
+# even over a long way, and the claim only waits: its answer is no more likely to be on its way than at any later time.
+LOOKED_WITHIN_S = 0.5
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
@@ -25,9 +25,10 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
 async def unless_stopped(claim: Awaitable[T], stopping: asyncio.Event, *, stays_if_canceled: bool) -> T | None:
     """Return what a claim brings; give it up and return None if `stopping` is set first.
 
-    What the service has handed out by then would be missing until its time is over. So the answer may come until
-    `LOOKED_WITHIN_S` seconds after the beginning. `stays_if_canceled`: that also holds if this is canceled; a second
-    cancellation ends it at once. The service notices that a claim which waits is given up, and hands out nothing.
+    What the service has handed out by then, and is on its way, would be missing until its time is over. So the answer
+    may come until `LOOKED_WITHIN_S` seconds after the beginning. `stays_if_canceled`: that also holds if this is
+    canceled; a second cancellation ends it at once. The service notices that a claim is given up, and gives back what
+    it has handed out and not sent.
     """
     until = time.monotonic() + LOOKED_WITHIN_S
     claiming, stopped = asyncio.ensure_future(claim), asyncio.ensure_future(stopping.wait())

@@ -16,6 +16,7 @@ from app.runtime.state import Runtime
 from app.store.checkback.results import CLOSED_DAY_RETRY_S
 from tests.support.check_responder import Responder
 from tests.support.check_stepping import COMMIT, attempts, in_doubt, row, turn, verdict
+from tests.support.leaving_client import leave_while_locked
 
 SHOP = "/producer-groups/shop"
 
@@ -492,6 +493,22 @@ async def test_large_bodies_are_handed_out_in_parts(
     second = await claim(client, max=100)
     assert [one["transaction_id"] for one in [*first, *second]] == ids
     assert {one["check"] for one in second} == {1}
+
+
+@pytest.mark.parametrize("wait_s", [0, 25])
+async def test_checks_of_a_client_that_left_during_its_claim_are_due_at_once_and_were_not_asked(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, shop: str, wait_s: int
+) -> None:
+    ids = [await in_doubt(client, runtime) for _ in range(3)]
+    fields = {"invisible_s": 600, "wait_s": wait_s}
+    await leave_while_locked(
+        client, db, dsn, "lock table check_back in exclusive mode", f"{SHOP}/checks/claim", **fields
+    )
+    claimed = await db.fetch("select asked, claimed_at is not null as was_out from check_back")
+    assert [tuple(one) for one in claimed] == [(0, True)] * 3
+    again = await claim(client)
+    assert [(UUID(one["transaction_id"]), one["check"]) for one in again] == [(one, 1) for one in ids]
+    assert [one["state"] for one in await reply(client, *(to(one, "unknown") for one in again))] == ["in_doubt"] * 3
 
 
 async def test_a_group_may_change_between_claims_and_calls(

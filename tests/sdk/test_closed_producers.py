@@ -114,9 +114,9 @@ def service() -> Iterator[Service]:
     service.stop()
 
 
-def ending(service: Service, count: int, **options: Any) -> SyncTransactionProducer:
+def ending(service: Service, count: int, attempt_s: float = ATTEMPT_S, **options: Any) -> SyncTransactionProducer:
     """Return a producer with so many ends in the background, of which the first is under way."""
-    producer = SyncTransactionProducer(service.url, group="shop", attempt_s=ATTEMPT_S, wait_for_end=False, **options)
+    producer = SyncTransactionProducer(service.url, group="shop", attempt_s=attempt_s, wait_for_end=False, **options)
     for number in range(count):
         with producer.transaction(ORDER):
             pass
@@ -156,7 +156,8 @@ def test_no_thread_is_left_while_the_service_gives_no_answer(
 def test_what_waits_is_sent_in_one_request_before_the_close_ends(
     service: Service, caplog: pytest.LogCaptureFixture, before: set[threading.Thread]
 ) -> None:
-    producer = ending(service, 20)
+    # An attempt that ends before all 20 transactions are made would be repeated.
+    producer = ending(service, 20, SOON_S)
     service.answers.set()
     producer.close()
     assert of_producers(before) == []

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -219,3 +221,31 @@ def begins_until(clocked: Clocked, held: HeldMessage) -> float:
     while clocked.consuming.may_begin(held):
         clocked.now += 1
     return clocked.now
+
+
+def test_a_lease_that_ends_while_a_consumer_of_threads_gives_back_does_not_end_that() -> None:
+    coordinator = scripted(claimed(*range(500)))
+    gives_back = SyncConsumer._nack_held.__code__
+
+    def lose(frame: FrameType, event: str, _: Any) -> Any:
+        """Lose a message at each step of giving back, as the thread may that holds messages for longer."""
+        outer = frame.f_back
+        if frame.f_code is gives_back or (outer is not None and outer.f_code is gives_back):
+            frame.f_trace_opcodes = True
+            if event == "opcode" and held:
+                held.popitem()
+        return lose
+
+    before = sys.gettrace()
+    with SyncConsumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        # Kept, because an iterator that is dropped gives back.
+        loop = consumer.messages()
+        assert next(loop).json() == 0
+        held = consumer._held
+        sys.settrace(lose)
+        try:
+            consumer._give_back(None)
+        finally:
+            sys.settrace(before)
+    handles = [handle for one in coordinator.asked(NACK) for handle in one["handles"]]
+    assert len(set(handles)) == len(handles) > 400

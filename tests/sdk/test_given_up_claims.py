@@ -9,8 +9,10 @@ import httpx
 import pytest
 from halfnote import Consumer, SyncConsumer, time_limits
 
+from app.database.connection import Connection, connect
 from app.runtime.state import Runtime
 from tests.conftest import app_of, client_of
+from tests.coordinator.test_races import until_waiting
 from tests.sdk.servers import asgi_server
 from tests.support.consumers import put_pulled
 from tests.support.relay_stepping import order, publish
@@ -94,8 +96,13 @@ async def runs(consumer: Consumer) -> None:
 @pytest.mark.parametrize("work", [loops, runs])
 @pytest.mark.parametrize("ends", [cancels, stops, stops_and_is_canceled, closes])
 async def test_messages_of_a_claim_that_is_given_up_come_again_at_once(
-    url: str, client: httpx.AsyncClient, work: Callable[[Consumer], Awaitable[None]], ends: Ends
+    url: str,
+    client: httpx.AsyncClient,
+    work: Callable[[Consumer], Awaitable[None]],
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(time_limits, "LOOKED_WITHIN_S", SOON_S)
     transport = Slow()
     consumer = Consumer(url, "worker", invisible_s=600, transport=transport)
     working = asyncio.ensure_future(work(consumer))
@@ -104,6 +111,37 @@ async def test_messages_of_a_claim_that_is_given_up_come_again_at_once(
     await asyncio.sleep(0.1)
     transport.goes_on.set()
     await asyncio.wait_for(asyncio.gather(ending, working, return_exceptions=True), SOON_S)
+    assert await left(client) == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("work", [loops, runs])
+@pytest.mark.parametrize("ends", [cancels, stops])
+@pytest.mark.parametrize("wire", ["own", "httpx"])
+async def test_messages_that_are_handed_out_after_a_claim_was_given_up_come_again_at_once(
+    url: str,
+    client: httpx.AsyncClient,
+    db: Connection,
+    dsn: str,
+    work: Callable[[Consumer], Awaitable[None]],
+    ends: Ends,
+    wire: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time_limits, "LOOKED_WITHIN_S", 0.0)
+    consumer = Consumer(
+        url, "worker", invisible_s=600, transport=httpx.AsyncHTTPTransport() if wire == "httpx" else None
+    )
+    other = await connect(dsn)
+    try:
+        async with other.transaction():
+            await other.execute("select from pull_cursor for update")
+            working = asyncio.ensure_future(work(consumer))
+            await until_waiting(db)
+            await ends(consumer, working)
+            await asyncio.wait([working], timeout=SOON_S)
+            assert working.done()
+    finally:
+        await other.close()
     assert await left(client) == [(1, 1), (2, 1)]
 
 

@@ -59,7 +59,8 @@ with {CHANCE}, picked as materialized (
 select {_LEASED} from taken t
 """  # noqa: S608 -- constants
 
-# Primary key. The rest of a claim whose messages are too large for one answer. It was not shown, so it was not asked.
+# Primary key. The rest of a claim whose messages are too large for one answer, and a claim whose client left before its
+# answer. Neither was shown, so neither was asked. A check that was answered or lapsed meanwhile has another epoch.
 GIVE_BACK = f"""{LOCKED_LEASES}
 update check_back c set asked = c.asked - 1, lease_epoch = c.lease_epoch + 1, leased_until = null, next_check_at = $3
 where c.transaction_id = any (array(select transaction_id from locked))
