@@ -112,6 +112,7 @@ class Consumer:
         return loop
 
     async def _messages(self, over: asyncio.Event) -> AsyncGenerator[Message, None]:
+        self._begin_on_loop()
         self._loop_over = over
         # So is one whose task has ended, although something has its iterator.
         ended = lambda _: over.set()  # noqa: E731
@@ -163,6 +164,7 @@ class Consumer:
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)
+        self._begin_on_loop()
         self._idle.clear()
         try:
             await self._give_back(None)
@@ -249,6 +251,18 @@ class Consumer:
                     await asyncio.gather(keeper, return_exceptions=True)
             finally:
                 await self._driver.close(0)
+
+    def _begin_on_loop(self) -> None:
+        """Claim on the running loop. Events and tasks of a loop that was closed, as by `asyncio.run`, are of no use."""
+        former, self._loop = self._loop, asyncio.get_running_loop()
+        if former is None or not former.is_closed():
+            return
+        self._stopping, was_stopping = asyncio.Event(), self._stopping.is_set()
+        if was_stopping:
+            self._stopping.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._keeper = self._acknowledging = None
 
     async def _run(self, take: Callable[[Message], Awaitable[Any]], queues: Queues, places: asyncio.Semaphore) -> None:
         """Claim while a handler has nothing to work on, until the consumer stops; if a handler raises, none goes on."""
@@ -357,7 +371,7 @@ class Consumer:
 
     async def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
-        failed, self._loop = 0, asyncio.get_running_loop()
+        failed = 0
         while not self._stopping.is_set():
             try:
                 found = await unless_stopped(self._claimed(), self._stopping, stays_if_canceled=True)

@@ -13,6 +13,7 @@ from app.database.connection import Connection, connect
 from app.runtime.state import Runtime
 from tests.conftest import app_of, client_of
 from tests.coordinator.test_races import until_waiting
+from tests.sdk.pulled import CLAIM, claimed, outcomes
 from tests.sdk.servers import asgi_server
 from tests.support.consumers import put_pulled
 from tests.support.relay_stepping import order, publish
@@ -215,3 +216,39 @@ async def test_a_run_of_threads_that_ends_by_an_exception_gives_back_what_it_hol
     # The first one comes again as `retry` says, because the exception may be the work's own.
     assert await left(client, 1) == [(2, 1)]
     await asyncio.to_thread(consumer.close)
+
+
+async def test_a_consumer_works_on_a_loop_after_the_one_before_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "LOOKED_WITHIN_S", 0.0)
+    claims, found = list[str](), list[Any]()
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path != CLAIM:
+            return outcomes(request)
+        claims.append(CLAIM)
+        if len(claims) == 2:
+            await asyncio.Event().wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return claimed(len(claims))
+
+    consumer = Consumer("http://localhost", "worker", transport=httpx.MockTransport(handle))
+
+    async def work(ends: bool) -> None:
+        async for message in consumer.messages():
+            found.append(message.json())
+            if ends:
+                assert consumer._keeper is not None
+                assert not consumer._keeper.done()
+                consumer.stop()
+
+    async def canceled() -> None:
+        working = asyncio.ensure_future(work(ends=False))
+        while len(claims) < 2:
+            await asyncio.sleep(0.01)
+        working.cancel()
+        await asyncio.wait([working])
+
+    await asyncio.to_thread(asyncio.run, canceled())
+    await asyncio.to_thread(asyncio.run, asyncio.wait_for(work(ends=True), SOON_S))
+    assert found == [1, 3]
