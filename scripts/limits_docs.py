@@ -171,6 +171,10 @@ DELIVERY = (
         "app.destinations.kafka.REFUSED_MOST",
         "records in a row that a rule of a Kafka topic refuses and that are dead letters; later ones are retried",
     ),
+    Limit(
+        "app.destinations.kafka.REFUSED_EVERY_S",
+        "seconds in which one record is a dead letter of a Kafka topic that refuses all",
+    ),
     Limit("app.destinations.kafka_producer.BATCH_BYTES", "bytes of one batch of a Kafka partition"),
     Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),
     Limit(

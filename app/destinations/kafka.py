@@ -12,13 +12,17 @@ The broker refuses a batch as a whole. Each record of a refused batch is sent on
 the same order, so that only the record that causes the refusal fails.
 
 A broker's rule about records may refuse one record, or all of them, such as those without a key in a topic that is
-compacted by mistake. So a refused record is a dead letter only while the topics take others; else it is a failure, and
-the circuit breaker opens.
+compacted by mistake. So a refused record is a dead letter only while its topic takes others. Else it is a failure, and
+the circuit breaker opens. One in a minute is a dead letter even then: with an order of keys, each key may have such a
+record before those that the topic would take.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,9 +42,26 @@ PORT = 9092
 # How long a missing topic may take to be created, where brokers create topics.
 TOPIC_WITHIN_S = 3.0
 ASKED_TIMES = 3
-# So many records in a row that a rule of the brokers refuses are dead letters. Later ones are failures until a record
-# is taken.
-REFUSED_MOST = 100
+# So many records in a row that a rule of a topic refuses are dead letters. Later ones are failures until the topic takes
+# a record, but for one in so many seconds.
+REFUSED_MOST, REFUSED_EVERY_S = 100, 60.0
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The records of a topic that a rule refused since the topic took one, and when the last one was a dead letter."""
+
+    # At first it is not known whether the topic takes any.
+    in_a_row: int = REFUSED_MOST
+    dead_at: float = -inf
+
+    def is_dead(self, at: float) -> bool:
+        """Count a refused record; return whether it is a dead letter. `at`: seconds of a monotonic clock."""
+        self.in_a_row += 1
+        if self.in_a_row > REFUSED_MOST and at - self.dead_at < REFUSED_EVERY_S:
+            return False
+        self.dead_at = at
+        return True
 
 
 def of(
@@ -72,8 +93,8 @@ class Kafka:
         self._turn = asyncio.Lock()
         self._opening: asyncio.Task[Producer] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        # Records that a rule refused since one was taken. At first it is not known whether any is taken.
-        self._refused = REFUSED_MOST
+        # By topic.
+        self._refusals: defaultdict[str, Refusals] = defaultdict(Refusals)
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """Send records and wait until each is acknowledged or refused, or the time is over."""
@@ -153,15 +174,14 @@ class Kafka:
             self._discard(producer)
 
     def _judge_refusals(self, records: Sequence[PendingRecord]) -> None:
-        """Make failures of the records that a rule refused, unless the topics took others not long before."""
-        if any(isinstance(record.outcome, Delivered) for record in records):
-            self._refused = 0
-            return
+        """Make failures of the records that a rule refused, unless their topics took others not long before."""
+        taken = {record.topic for record in records if isinstance(record.outcome, Delivered)}
+        for topic in taken:
+            self._refusals[topic].in_a_row = 0
+        at = perf_counter()
         for record in records:
-            if record.refused_by_rule:
-                self._refused += 1
-                if self._refused > REFUSED_MOST:
-                    record.hold()
+            if record.refused_by_rule and record.topic not in taken and not self._refusals[record.topic].is_dead(at):
+                record.hold()
 
     async def _largest(self, topic: str) -> int | None:
         """Return the largest record that a topic takes. Ask again if another call ended the producer meanwhile."""

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from aiokafka.admin import NewTopic
 
 from app.delivery import Delivered, Failed, Refused
 from app.destinations.base import Destination
-from app.destinations.kafka import BATCH_MAX, REFUSED_MOST, of
+from app.destinations.kafka import BATCH_MAX, REFUSED_MOST, Refusals, of
 from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
@@ -228,8 +229,8 @@ async def test_a_call_of_records_that_the_topic_refuses_ends_with_their_error() 
     await create(server, topic, **{"cleanup.policy": "compact"})
     async with destination(server) as kafka:
         outcomes = await kafka.deliver([delivery(topic=topic, key=None) for _ in range(BATCH_MAX)], NOW)
-    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Failed)}
-    assert len(outcomes) == BATCH_MAX
+    errors = {outcome.error for outcome in outcomes if isinstance(outcome, Failed | Refused)}
+    assert Counter(type(outcome) for outcome in outcomes) == {Refused: 1, Failed: BATCH_MAX - 1}
     assert errors == {"InvalidRecordError: the topic refuses the record; a compacted topic needs a key"}
 
 
@@ -238,18 +239,35 @@ async def test_records_that_are_refused_in_a_row_are_dead_only_until_it_is_clear
     await create(server, topic, **{"cleanup.policy": "compact"})
     keyless = [delivery(topic=topic, key=None) for _ in range(REFUSED_MOST // 2 + 10)]
     async with destination(server) as kafka:
-        [unproven] = await kafka.deliver([delivery(topic=topic, key=None)], NOW)
+        unproven = await kafka.deliver([delivery(topic=topic, key=None) for _ in range(2)], NOW)
         [taken] = await kafka.deliver([delivery(topic=topic)], NOW)
         first, second = [await kafka.deliver(keyless, NOW) for _ in range(2)]
         [taken_again] = await kafka.deliver([delivery(topic=topic)], NOW)
         [refused] = await kafka.deliver([delivery(topic=topic, key=None)], NOW)
-    assert [type(outcome) for outcome in (unproven, taken, taken_again, refused)] == [
+    assert [type(outcome) for outcome in (*unproven, taken, taken_again, refused)] == [
+        Refused,
         Failed,
         Delivered,
         Delivered,
         Refused,
     ]
     assert [type(outcome) for outcome in (*first, *second)] == [Refused] * REFUSED_MOST + [Failed] * 20
+
+
+async def test_what_other_topics_take_says_nothing_about_a_topic_that_refuses_all(topic: str) -> None:
+    server, other = brokers.kafka(), f"compacted-{uuid4()}"
+    await create(server, other, **{"cleanup.policy": "compact"})
+    mixed = [delivery(topic=topic), *(delivery(topic=other, key=None) for _ in range(3))]
+    async with destination(server) as kafka:
+        first, second = [await kafka.deliver(mixed, NOW) for _ in range(2)]
+    assert [type(outcome) for outcome in first] == [Delivered, Refused, Failed, Failed]
+    assert [type(outcome) for outcome in second] == [Delivered, Failed, Failed, Failed]
+
+
+def test_a_topic_that_refuses_all_makes_a_dead_letter_in_a_minute() -> None:
+    # A refused record may be the first one of each key, and those behind it are not sent.
+    refusals = Refusals()
+    assert [at for at in range(0, 200, 10) if refusals.is_dead(float(at))] == [0, 60, 120, 180]
 
 
 async def test_an_unknown_topic_fails_with_advice_and_other_topics_are_delivered(topic: str) -> None:
