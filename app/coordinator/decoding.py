@@ -16,7 +16,7 @@ _WHERE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"^`(?P<field>[^`]+)`: ")
 # Of an escaped surrogate without its other half, near the end of a body, msgspec says only that the body is cut.
 _CUT = "Input data was truncated"
-_half_at_end = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}.{0,5}\Z", re.DOTALL).search
+_half_at_end = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}.{0,5}\Z", re.DOTALL).search
 _UNKNOWN = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<field>[^`]+)`")
 
 
@@ -51,9 +51,18 @@ def check_json(body: bytes) -> None:
 def _malformed(error: Exception, body: bytes) -> MalformedJson:
     if isinstance(error, RecursionError):
         return MalformedJson("The body is nested too deeply.")
-    if str(error) == _CUT and _half_at_end(body[-16:]):
+    if str(error) == _CUT and _ends_with_half_a_pair(body):
         return MalformedJson("JSON is malformed: an escaped utf-16 surrogate pair has only its first half.")
     return MalformedJson(f"{error}.")
+
+
+def _ends_with_half_a_pair(body: bytes) -> bool:
+    found = _half_at_end(body, max(0, len(body) - 16))
+    if found is None:
+        return False
+    # After an odd number of backslashes this one is escaped itself.
+    before = body[: found.start()]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
 
 
 def _invalid(text: str) -> Invalid:

@@ -42,8 +42,8 @@ PORT = 9092
 # How long a missing topic may take to be created, where brokers create topics.
 TOPIC_WITHIN_S = 3.0
 ASKED_TIMES = 3
-# So many records in a row that a rule of a topic refuses are dead letters. Later ones are failures until the topic takes
-# a record, but for one in so many seconds.
+# So many records in a row that a rule of a topic refuses are dead letters. Later ones are failures until the topic
+# takes a record, but for one in so many seconds.
 REFUSED_MOST, REFUSED_EVERY_S = 100, 60.0
 
 

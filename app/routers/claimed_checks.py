@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 import msgspec
+import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter, ValidationError
@@ -39,6 +40,7 @@ from app.store.coordinator.ops import End
 from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Checks, Source, Verdict
 
+log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/producer-groups", tags=["producer groups"])
 
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "unknown": None}
@@ -84,7 +86,11 @@ async def claim_checks(
         caller.must_have_group(name)
     # What the client does not get would wait until its time is over, and count as not answered.
     if claimed.checks and await request.is_disconnected():
-        await give_back_unsent(runtime, claimed)
+        try:
+            await give_back_unsent(runtime, claimed)
+        except Exception as error:
+            log.warning("checks_not_given_back", producer_group=name, checks=len(claimed.checks), error=repr(error))
+            raise
     content = {"answer_by": claimed.answer_by, "checks": claimed.checks}
     return Response(_encode(content), media_type="application/json")
 

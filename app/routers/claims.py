@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from uuid import UUID
 
 import msgspec
+import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -53,6 +54,7 @@ from app.store.relay.results import DELIVERED
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import Ordered
 
+log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/subscriptions", tags=["claims"])
 
 T = TypeVar("T", bound=Acknowledged | GivenBack | Extended)
@@ -263,7 +265,11 @@ async def _claimed(
     # What the client does not get would be missing until its time is over.
     if found.messages and await is_gone():
         opening, given = _Opening(known), [one.handle for one in found.messages]
-        await _give_back(runtime, opening, opening.valid(given), failed(CLIENT_LEFT, postponed_s=0), None)
+        try:
+            await _give_back(runtime, opening, opening.valid(given), failed(CLIENT_LEFT, postponed_s=0), None)
+        except Exception as error:
+            log.warning("claim_not_given_back", subscription=name, messages=len(given), error=repr(error))
+            raise
         found = replace(found, messages=[])
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
 

@@ -81,7 +81,9 @@ READY = _with_times("""
 with keys as materialized (
   select r.subscription_id, r.replay, r.key, s.on_dead, s.pulled, max(r.leased_until) filter (
       where s.pulled and r.leased_until <= {claimed}
-    ) as leased, max(r.due_at) filter (where s.pulled and r.first_at is not null and r.leased_until is null) as returned
+    ) as leased, max(r.due_at) filter (
+      where s.pulled and r.first_at is not null and r.leased_until is null and r.due_at <= {claimed}
+    ) as returned
   from delivery_retry r
   join (
     select subscription_id, on_dead, coalesce(destination ->> 'type' = 'pull', false) as pulled

@@ -152,7 +152,7 @@ async def test_half_a_surrogate_pair_at_the_end_is_named(shared_client: httpx.As
 
 
 @shares
-@pytest.mark.parametrize("content", [b'{"a":"\\\\ud800"', b'{"a":"', b'{"a":"\\n'])
+@pytest.mark.parametrize("content", [b'{"a":"\\\\ud800"', b'{"a":"', b'{"a":"\\n', b'{"a":"%bud83d"' % (b"\\" * 20)])
 async def test_a_body_that_is_cut_is_not_called_half_a_pair(shared_client: httpx.AsyncClient, content: bytes) -> None:
     answer = await shared_client.post("/half", content=content, headers=JSON)
     assert "surrogate" not in refused(answer, 400, "malformed-json")["detail"]
