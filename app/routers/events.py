@@ -71,9 +71,9 @@ async def get_events(
     An event `stats` has the answer of `GET /stats` as its data. Its id stands for the state, in every process: send it
     as `Last-Event-ID` or `after` to get nothing until the state is another one. If the database cannot be read, the
     event is `unavailable` with the problem. The service looks every 5 seconds, or less often where a look takes longer,
-    once for all streams of a process, and for a client that names another state than the process found last: that state
-    may be newer. A comment comes every 15 seconds. A stream ends when its key does, and after
-    `for_s` seconds; then connect again.
+    once for all streams of a process. It looks sooner, after a pause of 0.5 to 10 seconds, for a client that names
+    another state than the process found last: that state may be newer. A comment comes every 15 seconds. A stream ends
+    when its key does, and after `for_s` seconds; then connect again.
     """
     off, holder = runtime.authenticator.off, lambda: runtime.authenticator.holder(caller.digest)
     return stream_of(request, runtime, caller, last_event_id or after, for_s, lambda: still_may(caller, off, holder))

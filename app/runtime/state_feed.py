@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -13,6 +13,9 @@ from app.errors import Overloaded
 # the time; within these bounds.
 PAUSE_FACTOR = 100
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+# The same bounds while a client waits that may have a newer state. The longer one and a look are to end within the time
+# that a stream waits for its first look (`events.HEARTBEAT_S`), because a stream may end after that.
+SHORTEST_HURRIED_PAUSE_S, LONGEST_HURRIED_PAUSE_S = 0.5, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,10 @@ class StateFeed:
         self._found: StateEvent | None = None
         # Replaced at each change, so that each waiting stream is woken once.
         self._changed = asyncio.Event()
-        self._hurry = asyncio.Event()
-        # The numbers of the last look that began and of the last one that ended.
-        self._begun = self._ended = 0
+        # Set when the pause between two looks may have another end.
+        self._pause_changed = asyncio.Event()
+        # The numbers of the last look that began, of the last one that ended, and of the last one that a client needs.
+        self._begun = self._ended = self._needed = 0
         self._looking: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -69,50 +73,53 @@ class StateFeed:
         finally:
             self.streams -= 1
             if not self.streams:
-                self._hurry.set()
+                self._pause_changed.set()
 
     def look_for(self, seen: str | None) -> int:
-        """Return the number of the first look that is not older than the state `seen`, and let it begin soon.
+        """Return the number of the first look that is not older than the state `seen`, and shorten the pause before it.
 
         Another process may have sent that state, and this one's last look be older. 0: any look will do.
         """
         if seen is None or (self._found is not None and self._found.id == seen):
             return 0
-        self._hurry.set()
-        return self._begun + 1
+        self._needed = self._begun + 1
+        self._pause_changed.set()
+        return self._needed
 
     async def newer(
         self, seen: str | None, within_s: float, first_within_s: float, first_look: int = 0
     ) -> StateEvent | None:
         """Wait for a state with another id than `seen`; None if the time is over or the process stops.
 
-        `first_within_s`: the time for the first look, if there was none, or none since the look `first_look`.
+        `first_within_s`: the time for the first look, if there was none, or none since the look `first_look`. Both
+        times are in seconds and begin now.
         """
-        if self._found is None or self._ended < first_look:
-            await self._wait(first_within_s)
-        if self._is_news(seen, first_look):
-            return self._found
-        await self._wait(within_s)
+        began = asyncio.get_running_loop().time()
+        await self._wait(lambda: self._has_looked(first_look), began + first_within_s)
+        await self._wait(lambda: self._is_news(seen, first_look), began + within_s)
         return self._found if self._is_news(seen, first_look) else None
 
+    def _has_looked(self, first_look: int) -> bool:
+        return self._found is not None and self._ended >= first_look
+
     def _is_news(self, seen: str | None, first_look: int) -> bool:
-        if self.closed or self._found is None or self._ended < first_look:
+        if self.closed or self._found is None or not self._has_looked(first_look):
             return False
         return self._found.id != seen
 
-    async def _wait(self, within_s: float) -> None:
-        if self.closed:
+    async def _wait(self, is_over: Callable[[], bool], until: float) -> None:
+        """Wait until `is_over`, the time `until` of the loop's clock, or the close."""
+        if self.closed or is_over():
             return
-        try:
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while not (self.closed or is_over()):
+                    await self._changed.wait()
 
     def close(self) -> None:
         """End all streams, before the process stops."""
         self.closed = True
-        self._hurry.set()
+        self._pause_changed.set()
         self._changed.set()
 
     async def end(self) -> None:
@@ -124,22 +131,32 @@ class StateFeed:
     async def _look(self, look: Look) -> None:
         try:
             while self.streams and not self.closed:
-                is_awaited = self._hurry.is_set()
-                self._hurry.clear()
                 self._begun += 1
+                is_needed = self._needed >= self._begun
                 began = monotonic()
                 found = await look()
                 pause_s = PAUSE_FACTOR * (monotonic() - began)
                 is_new = self._found is None or self._found.id != found.id
                 # Also if the id is the same: what changes without being announced is fresh for `state`.
                 self._found, self._ended = found, self._begun
-                if is_new or is_awaited:
+                if is_new or is_needed:
                     self._changed.set()
                     self._changed = asyncio.Event()
-                try:
-                    async with asyncio.timeout(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, pause_s))):
-                        await self._hurry.wait()
-                except TimeoutError:
-                    pass
+                await self._pause(pause_s)
         finally:
             self._looking, self._found = None, None
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait `pause_s` within its bounds, and not longer than a stream is open."""
+        ended = monotonic()
+        while self.streams and not self.closed:
+            shortest_s, longest_s = SHORTEST_PAUSE_S, LONGEST_PAUSE_S
+            if self._needed > self._begun:
+                shortest_s, longest_s = SHORTEST_HURRIED_PAUSE_S, LONGEST_HURRIED_PAUSE_S
+            left_s = ended + min(longest_s, max(shortest_s, pause_s)) - monotonic()
+            if left_s <= 0:
+                return
+            self._pause_changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._pause_changed.wait()

@@ -102,6 +102,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
 
 
+@pytest.fixture
+def unpaused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at once for a client that names another state, and else not again."""
+    monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 600.0)
+    monkeypatch.setattr(state_feed, "LONGEST_PAUSE_S", 600.0)
+    monkeypatch.setattr(state_feed, "PAUSE_FACTOR", 0)
+    monkeypatch.setattr(state_feed, "SHORTEST_HURRIED_PAUSE_S", 0.0, raising=False)
+
+
+async def turns() -> None:
+    """Let all that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():
@@ -213,11 +228,9 @@ async def test_the_overview_is_not_older_than_the_state_that_a_page_was_told_of_
 
 
 async def test_a_stream_sends_no_state_that_is_older_than_the_one_that_another_process_sent(
-    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Any], unpaused: None
 ) -> None:
     """A stream that is opened again may go to another process, whose last look is older."""
-    monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 600.0)
-    monkeypatch.setattr(state_feed, "LONGEST_PAUSE_S", 600.0)
     (_, one), (behind, other) = await start(), await start()
     stream = asyncio.create_task(other.get("/events"))
     await until(lambda: behind.state_feed.state is not None)
@@ -234,6 +247,25 @@ async def test_a_stream_sends_no_state_that_is_older_than_the_one_that_another_p
     assert again["id"] == event["id"]
     behind.state_feed.close()
     assert (await stream).status_code == 200
+
+
+async def test_all_that_ask_for_the_present_state_together_get_it(client: httpx.AsyncClient, unpaused: None) -> None:
+    found = await asyncio.gather(*(read(client, after=f"other-{number}") for number in range(10)))
+    assert [len(one) for one in found] == [1] * 10
+
+
+async def test_a_look_for_one_client_writes_no_comments_to_the_others(
+    runtime: Runtime, client: httpx.AsyncClient, unpaused: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_S", 600.0)
+    streams = [asyncio.create_task(client.get("/events")) for _ in range(5)]
+    await until(lambda: runtime.state_feed.streams == 5 and runtime.state_feed.state is not None)
+    for number in range(10):
+        assert len(await read(client, after=f"other-{number}")) == 1
+    runtime.state_feed.close()
+    for answer in await asyncio.gather(*streams):
+        assert len(blocks(answer.text)) > 0
+        assert ": nothing new" not in answer.text
 
 
 class Looked:
@@ -309,19 +341,86 @@ async def test_a_closed_feed_ends_those_who_wait() -> None:
     assert feed.state is None
 
 
-async def test_a_look_that_began_before_a_stream_does_not_serve_a_state_of_another_process() -> None:
+async def test_a_look_that_began_before_a_stream_does_not_serve_a_state_of_another_process(unpaused: None) -> None:
     feed, look = StateFeed(2), Held()
     with feed.stream(look):
         await look.began.get()
         with feed.stream(look):
             newer = asyncio.create_task(feed.newer("second", 0, 30, feed.look_for("second")))
+            await turns()
             look.states.put_nowait("first")
             await look.began.get()
+            await turns()
             assert not newer.done()
             look.states.put_nowait("third")
             found = await newer
             assert (found is not None, found and found.id) == (True, "third")
-    look.states.put_nowait("last")
+    await feed.end()
+
+
+async def test_two_that_ask_for_the_present_state_get_it_though_a_look_ran_when_the_second_came(unpaused: None) -> None:
+    feed, look = StateFeed(2), Held()
+
+    async def present() -> StateEvent | None:
+        with feed.stream(look):
+            return await feed.newer("other", 0, 30, feed.look_for("other"))
+
+    one = asyncio.create_task(present())
+    await look.began.get()
+    two = asyncio.create_task(present())
+    await until(lambda: feed.streams == 2)
+    look.states.put_nowait("first")
+    found = await one
+    assert (found is not None, found and found.id) == (True, "first")
+    await look.began.get()
+    await turns()
+    assert not two.done()
+    # Also if the state is the same.
+    look.states.put_nowait("first")
+    found = await two
+    assert (found is not None, found and found.id) == (True, "first")
+    await feed.end()
+
+
+@pytest.mark.parametrize(("pause_s", "looks"), [(0.0, 51), (600.0, 1)])
+async def test_a_client_that_asks_again_and_again_makes_no_look_in_the_pause_and_wakes_no_stream(
+    unpaused: None, monkeypatch: pytest.MonkeyPatch, pause_s: float, looks: int
+) -> None:
+    monkeypatch.setattr(state_feed, "SHORTEST_HURRIED_PAUSE_S", pause_s, raising=False)
+    monkeypatch.setattr(state_feed, "LONGEST_HURRIED_PAUSE_S", pause_s, raising=False)
+    feed, look = StateFeed(100), Looked()
+    passed = 0
+
+    async def wait() -> StateEvent | None:
+        nonlocal passed
+        with feed.stream(look):
+            found = await feed.newer("first", 3600, 3600)
+        passed += 1
+        return found
+
+    waiting = [asyncio.create_task(wait()) for _ in range(10)]
+    await until(lambda: feed.state is not None)
+    for number in range(50):
+        seen = f"other-{number}"
+        with feed.stream(look):
+            found = await feed.newer(seen, 0, 0 if pause_s else 30, feed.look_for(seen))
+        assert (found is None) == bool(pause_s)
+    await turns()
+    assert (look.times, passed) == (looks, 0)
+    feed.close()
+    assert await asyncio.gather(*waiting) == [None] * 10
+    await feed.end()
+
+
+async def test_a_pause_ends_when_no_stream_is_left(unpaused: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_feed, "SHORTEST_HURRIED_PAUSE_S", 600.0, raising=False)
+    monkeypatch.setattr(state_feed, "LONGEST_HURRIED_PAUSE_S", 600.0, raising=False)
+    feed, look = StateFeed(1), Looked()
+    with feed.stream(look):
+        assert await feed.newer(None, 30, 30) is not None
+        feed.look_for("other")
+    await until(lambda: feed.state is None)
+    assert look.times == 1
     await feed.end()
 
 
