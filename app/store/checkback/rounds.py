@@ -102,8 +102,8 @@ with {picked}, locked as materialized (
 _UNANSWERED = f"c.producer_group = $1 and {_IS_UNANSWERED} and {_NOT_URGED}"
 
 
-# Whether one is in flight and to be asked. If another one follows it, it is so only until its `urged_at` is now. So each
-# batch leaves fewer, also in a round that began after now by the clock of another process.
+# Whether one is in flight and to be asked. If another one follows it, only until its `urged_at` is now. So each batch
+# leaves fewer, also in a round that began after now by the clock of another process.
 _ASKED_IN_FLIGHT = f"c.leased_until > $2 and (c.asked_at is null or {_SINCE} < least($2, $4))"
 # Served by check_back_leased. One that is being settled has its back-off once its lock is free.
 ASK_IN_FLIGHT = _ask_unanswered(
