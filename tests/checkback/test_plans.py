@@ -88,6 +88,38 @@ async def test_plan_of_a_round(db: Connection, runtime: Runtime, subtests: pytes
                         assert scan.rows <= most
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_round_looks_each_check_up_whatever_the_statistics_know(
+    db: Connection, runtime: Runtime, subtests: pytest.Subtests, known: bool
+) -> None:
+    """A service of which every check is answered has statistics by which no check is unanswered."""
+    await register_group(db, "group-0")
+    await many_in_doubt(db, runtime, "group-0", 15_000)
+    now = runtime.clock.now()
+    if not known:
+        await db.execute("vacuum analyze check_back, producer_group")
+    await db.execute(
+        "update check_back c set swept_at = $1, next_check_at = $2, unanswered = 1, "
+        "leased_until = case when o.n <= 300 then $2::timestamptz end from "
+        "(select transaction_id, row_number() over (order by transaction_id) as n from check_back) o "
+        "where o.transaction_id = c.transaction_id",
+        now - timedelta(hours=1),
+        now + timedelta(seconds=600),
+    )
+    if known:
+        await db.execute("vacuum analyze check_back, producer_group")
+    kinds = ["text", "timestamptz", "int", "timestamptz"]
+    # As `probe` sets them.
+    await db.execute("set enable_seqscan = off; set enable_sort = off")
+    for name, statement in (("waiting", rounds.ASK_WAITING), ("in flight", rounds.ASK_IN_FLIGHT)):
+        for generic in (False, True):
+            with subtests.test(statement=name, generic=generic):
+                for scan in await scans(db, statement, kinds, ["group-0", now, 100, now], generic=generic):
+                    if scan.table == "check_back":
+                        assert "Seq" not in scan.node, scan
+                        assert scan.rows <= (rounds.READ_MOST if scan.index == "check_back_urged" else 300), scan
+
+
 async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtests: pytest.Subtests) -> None:
     """Each reads the rows that it takes, of its group, also while thousands are out to producers."""
     for n in range(3):

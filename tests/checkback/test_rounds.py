@@ -87,28 +87,102 @@ async def test_a_step_fails_if_all_of_its_rounds_fail(
 async def test_a_statement_reads_a_bounded_part_of_a_group(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    """A round waits for checks before its own that are asked already, and the loop does not try it at once again."""
+    """A round waits for checks before its own that are due soon, and the loop does not try it at once again."""
     [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 5])
     now = runtime.clock.now()
-    # A person asked for all but five while they were in flight.
-    out = "(select transaction_id from check_back order by swept_at limit $1)"
+    asked = "(select transaction_id from check_back order by swept_at limit $1)"
+    # A round asked for all but five, and they were tried again. The five are in doubt since then.
+    await db.execute("update check_back set swept_at = $1", now - timedelta(seconds=1))
     await db.execute(
-        f"update check_back set asked_at = $2, leased_until = $3 where transaction_id in {out}",
+        f"update check_back set urged_at = $2, next_check_at = $3 where transaction_id in {asked}",
         rounds.READ_MOST,
-        now,
-        now + timedelta(seconds=60),
+        now - timedelta(seconds=5),
+        now + timedelta(seconds=3),
     )
+    await begin_round(db, name, now)
     loop = Rounds()
     result = await loop.step(runtime, now)
     assert (result.done, result.more, result.within_s) == (0, False, LEFT_EVERY_S)
-    assert await db.fetchval(URGED, name) == 0
-    await db.execute(
-        f"update check_back set asked_at = null, leased_until = null, unanswered = 0 where transaction_id in {out}",
-        rounds.READ_MOST,
-    )
+    new = "select count(*) from check_back where urged_at >= $1"
+    assert await db.fetchval(new, now) == 0
+    await db.execute("update check_back set unanswered = 0 where urged_at is not null")
     await loop.step(runtime, now)
-    assert await db.fetchval(URGED, name) == 5
+    assert await db.fetchval(new, now) == 5
     assert await round_of(db, name) is None
+
+
+@pytest.mark.parametrize("by", ["a person", "an earlier round"])
+async def test_checks_in_flight_that_others_follow_keep_no_round_from_the_rest(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, by: str
+) -> None:
+    """A producer may hold a claim for an hour."""
+    [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 50])
+    runtime.clock.fixed = now = runtime.clock.now()
+    asked = now - timedelta(seconds=60)
+    await db.execute(
+        "update check_back set asked_at = $2, urged_at = $3, leased_until = $4 "
+        "where transaction_id in (select transaction_id from check_back order by swept_at limit $1)",
+        rounds.READ_MOST,
+        asked,
+        None if by == "a person" else asked,
+        now + timedelta(seconds=3600),
+    )
+    await db.execute("update check_back set swept_at = $1 where leased_until is null", now - timedelta(seconds=1))
+    await begin_round(db, name, now)
+    loop, steps = Rounds(), 1
+    while (await loop.step(runtime, now)).more:
+        steps += 1
+    assert steps == rounds.READ_MOST // rounds.AT_ONCE + 1
+    waits = "select count(*) from check_back where leased_until is null and next_check_at > $1"
+    assert await db.fetchval(waits, now) == 0
+    assert await round_of(db, name) is None
+    # What a person asked for is asked also if the check in flight is answered, and what a round asked for is not.
+    kept = await db.fetch("select distinct asked_at, urged_at from check_back where leased_until is not null")
+    assert [tuple(row) for row in kept] == [(asked if by == "a person" else now, now)]
+
+
+async def test_a_round_reaches_newer_checks_while_the_last_one_s_are_in_flight(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    [name] = await rounds_of(client, runtime, db, [rounds.READ_MOST + 1100])
+    runtime.clock.fixed = now = runtime.clock.now()
+    left = "select transaction_id from check_back order by swept_at desc"
+    await db.execute(f"update check_back set unanswered = 0 where transaction_id in ({left} limit 100)")
+    await db.execute(
+        "update check_back set leased_until = $1 where transaction_id not in (select transaction_id from check_back "
+        "order by swept_at desc limit 600)",
+        now + timedelta(seconds=3600),
+    )
+    loop = Rounds()
+    while (await loop.step(runtime, now)).more:
+        pass
+    assert await db.fetchval(URGED, name) == rounds.READ_MOST + 1000
+    await db.execute("update check_back set swept_at = $1, unanswered = 1 where unanswered = 0", now)
+    runtime.clock.fixed = now = now + timedelta(seconds=60)
+    await db.execute("update check_back set next_check_at = $1", now + timedelta(seconds=LATER_S))
+    await begin_round(db, name, now)
+    while (await loop.step(runtime, now)).more:
+        pass
+    assert await db.fetchval("select count(*) from check_back where next_check_at = $1", now) == 600
+    assert await round_of(db, name) is None
+
+
+async def test_a_registration_asks_each_check_in_flight_once_though_its_round_began_later(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of another process is ahead, and a producer registered there a moment before."""
+    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    await many_in_doubt(db, runtime, group, 6)
+    now = runtime.clock.now()
+    await _wait(db, runtime)
+    await db.execute(
+        "update check_back set asked_at = $1, leased_until = $2", now - timedelta(seconds=60), now + timedelta(hours=1)
+    )
+    await begin_round(db, group, now + timedelta(seconds=3))
+    one = await round_of(db, group)
+    assert one is not None
+    found = [(await rounds.ask_in_flight(db, one, now)).found for _ in range(4)]
+    assert found == [2, 2, 2, 0]
 
 
 async def test_a_round_reads_no_checks_that_were_answered(

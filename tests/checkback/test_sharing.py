@@ -16,11 +16,12 @@ from app.checkback.loop import CheckBack
 from app.checkback.settle import settle_batch
 from app.checkback.verdicts import RecordedBatch
 from app.config import Settings
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
 from app.runtime.loop_runner import wait
 from app.runtime.state import Runtime
 from tests.announcements.test_messages import bodies
 from tests.conftest import register_group
+from tests.coordinator.test_races import until_waiting
 from tests.support.check_responder import Call, Responder, Silent
 from tests.support.check_stepping import (
     COMMIT,
@@ -314,4 +315,21 @@ async def test_a_drain_releases_finished_checks_that_could_not_be_settled(
                 await asyncio.sleep(0.01)
         await checks.drain(runtime)
     left = await db.fetch("select leased_until, unanswered, next_check_at <= now() as due from check_back")
+    assert [tuple(one) for one in left] == [(None, 0, True)] * 3
+
+
+async def test_a_drain_releases_finished_checks_that_are_being_settled(
+    db: Connection, settings: Settings, dsn: str
+) -> None:
+    """The database has not taken them when the drain cancels their statement."""
+    checks, holder = CheckBack(), await connect(dsn)
+    async with replica(settings, dsn, drain_s=0.1) as runtime, Responder(status=500) as shop, holder.transaction():
+        await holder.execute("lock table attempt in exclusive mode")
+        await register_group(db, "shop", check_urls=[shop.url])
+        await many_in_doubt(db, runtime, "shop", 3)
+        await checks.step(runtime, runtime.clock.now())
+        await until_waiting(db)
+        await checks.drain(runtime)
+        left = await db.fetch("select leased_until, unanswered, next_check_at <= now() as due from check_back")
+    await holder.close()
     assert [tuple(one) for one in left] == [(None, 0, True)] * 3

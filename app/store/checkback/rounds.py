@@ -62,28 +62,36 @@ _AT = f"""
 case when c.urged_at > $2 then least(c.urged_at, $2 + interval '{URGED_APART_S} seconds')
 else greatest($2, c.urged_at + interval '{URGED_APART_S} seconds') end
 """
+# If another check follows the one in flight already, that one is this round's too, and keeps its time. The row moves
+# behind those for which rounds asked longer ago, or it would keep a round from the rows behind it until its lease ends.
+_URGED = f"case when c.leased_until > $2 and c.asked_at is not null then $2 else {_AT} end"
 # Since when a check waits for a round: for when the last one asked, or since when its transaction is in doubt.
 _SINCE = "coalesce(c.urged_at, c.swept_at)"
 # Not those that this round asked for, nor those in doubt since it began: these were asked later. A check that was put
 # off may have been asked before by a person, so another one is due at its time.
 _NOT_URGED = f"({_SINCE} < $4 or {_SINCE} > $2)"
+# Not answered, where rows are found by another index. `+ 0` keeps check_back_urged out. By statistics of a time at
+# which all checks were answered, that index has no rows, and a plan would read it whole for each row that is looked up.
+_IS_UNANSWERED = "c.state = 1 and c.unanswered + 0 > 0"
 
 
 # The checks of a group that were not answered and are `picked`, up to AT_ONCE. Rows are locked in the order of ids, as
 # every statement does that waits for several. One that had to be waited for is written only if it is `still` to be
 # asked: another process may have done that, and the producers of a fleet start together. `asked_at` is that of a check
-# which is in flight: SETTLE writes the time of the next one.
+# which is in flight: SETTLE writes the time of the next one. If a round asked for that one (the two columns are equal),
+# they stay equal, because SETTLE repeats an answered check otherwise.
 def _ask_unanswered(picked: str, still: str, returned: str) -> str:
     return f"""
 with {picked}, locked as materialized (
   select l.transaction_id from (select * from picked order by transaction_id) p cross join lateral (
     select c.transaction_id from check_back c
-    where c.transaction_id = p.transaction_id and c.state = 1 and c.unanswered > 0 and {_NOT_URGED} and {still}
+    where c.transaction_id = p.transaction_id and {_IS_UNANSWERED} and {_NOT_URGED} and {still}
     for update
   ) l
 ), asked as (
-  update check_back c set urged_at = {_AT},
-    asked_at = case when c.leased_until > $2 then {_AT} else c.asked_at end,
+  update check_back c set urged_at = {_URGED},
+    asked_at = case when c.leased_until > $2 and (c.asked_at is null or c.asked_at = c.urged_at) then {_URGED}
+      else c.asked_at end,
     next_check_at = case when c.leased_until > $2 then c.next_check_at else least(c.next_check_at, {_AT}) end
   where c.transaction_id = any (array(select transaction_id from locked))
 )
@@ -91,18 +99,20 @@ with {picked}, locked as materialized (
 """  # noqa: S608 -- constants
 
 
-_UNANSWERED = f"c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_NOT_URGED}"
+_UNANSWERED = f"c.producer_group = $1 and {_IS_UNANSWERED} and {_NOT_URGED}"
 
 
+# Whether one is in flight and to be asked. If another one follows it, only until its `urged_at` is now. So each batch
+# leaves fewer, also in a round that began after now by the clock of another process.
+_ASKED_IN_FLIGHT = f"c.leased_until > $2 and (c.asked_at is null or {_SINCE} < least($2, $4))"
 # Served by check_back_leased. One that is being settled has its back-off once its lock is free.
 ASK_IN_FLIGHT = _ask_unanswered(
     f"""
 picked as materialized (
-  select c.transaction_id from check_back c
-  where {_UNANSWERED} and c.leased_until > $2 and c.asked_at is null limit $3
+  select c.transaction_id from check_back c where {_UNANSWERED} and {_ASKED_IN_FLIGHT} limit $3
 )
 """,  # noqa: S608 -- constants
-    f"case when c.leased_until > $2 then c.asked_at is null else c.next_check_at > {_AT} end",
+    f"case when c.leased_until > $2 then {_ASKED_IN_FLIGHT} else c.next_check_at > {_AT} end",
     "select count(*) from picked",
 )
 # Those that wait for their next try. Served by check_back_urged, in its order if sorts are off (`probe`): each range
@@ -196,7 +206,7 @@ async def complete_round(connection: Connection, one: AskingRound) -> None:
 async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime) -> AskedBatch:
     """Have checks of a group that are in flight followed by another if they are not answered, nor was the last one.
 
-    Up to AT_ONCE. First checks are left out.
+    Up to AT_ONCE. First checks are left out. One that another one follows already is found once a round.
     """
     found: int = await connection.fetchval(ASK_IN_FLIGHT, one.group, now, AT_ONCE, one.began_at)
     return AskedBatch(found, found >= AT_ONCE)
