@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, StorageState, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, StorageState, expect, sync_playwright
 
 from app.console.site import PAGES
 from tests.support.console_world import World
@@ -15,6 +15,8 @@ from tests.support.requirements import absent
 AXE = (Path(__file__).parents[1] / "console" / "axe" / "axe.min.js").read_text()
 # A desktop, the same at 200 % zoom, and a phone.
 SIZES = {"desktop": (1280, 800), "zoomed": (640, 400), "phone": (390, 844)}
+# How long an expectation waits, in ms. Playwright's 5 s are too few on a busy machine.
+expect.set_options(timeout=30_000)
 # Pages that show nothing of their own.
 _OTHER = ("/console/find", "/console/events", "/console/proof/report")
 
