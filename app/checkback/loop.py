@@ -117,7 +117,8 @@ class CheckBack:
     async def drain(self, runtime: Runtime) -> None:
         """Settle the checks that finish in time, cancel the others and release their leases for other replicas.
 
-        A check that is released does not count as unanswered, so policy does not wait longer for it.
+        A check that is released does not count as unanswered, so policy does not wait longer for it. If the database
+        does not release them, their leases expire.
         """
         within_s = runtime.settings.drain_s * DRAIN_SHARE
         try:
@@ -135,8 +136,12 @@ class CheckBack:
         claims += [one.check.claim for one in self._finished]
         leases = {(one.transaction_id, one.epoch) for one in claims}
         if leases:
-            async with runtime.database.connection() as connection:
-                await release(connection, sorted(leases))
+            try:
+                async with runtime.database.connection() as connection:
+                    await release(connection, sorted(leases))
+            except Exception as error:
+                log.warning("checks_not_released", checks=len(leases), error=repr(error))
+                return
         log.info("checks_drained", released=len(leases))
 
     async def _prepared(self, connection: Connection, claims: Sequence[Claim]) -> list[Check]:

@@ -7,6 +7,7 @@ from uuid import UUID
 import httpx
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from app.checkback import loop as checkback_loop
 from app.checkback.body_memory import BodyMemory
@@ -316,6 +317,22 @@ async def test_a_drain_releases_finished_checks_that_could_not_be_settled(
         await checks.drain(runtime)
     left = await db.fetch("select leased_until, unanswered, next_check_at <= now() as due from check_back")
     assert [tuple(one) for one in left] == [(None, 0, True)] * 3
+
+
+async def test_a_drain_says_what_it_could_not_release(db: Connection, settings: Settings, dsn: str) -> None:
+    checks = CheckBack()
+    async with replica(settings, dsn, drain_s=0.1) as runtime, Silent() as hanging:
+        await register_group(db, "stuck", check_urls=[hanging.url], check_timeout_s=60)
+        await many_in_doubt(db, runtime, "stuck", 3)
+        await checks.step(runtime, runtime.clock.now())
+        await db.execute(
+            "create function no() returns trigger language plpgsql as $$ begin raise exception 'no more'; end $$; "
+            "create trigger no before update on check_back for each row execute function no()"
+        )
+        with capture_logs() as lines:
+            await checks.drain(runtime)
+    [line] = [line for line in lines if line["event"].startswith("checks_")]
+    assert (line["event"], line["checks"], "no more" in line["error"]) == ("checks_not_released", 3, True)
 
 
 async def test_a_drain_releases_finished_checks_that_are_being_settled(

@@ -165,6 +165,19 @@ async def test_a_bad_message_is_refused(peer: RemotingPeer, body: bytes, fields:
     assert (answer.code, bool(answer.remark)) == (code, True)
 
 
+async def test_half_a_character_is_stored_as_a_question_mark(peer: RemotingPeer, db: Connection) -> None:
+    """JSON can write it, UTF-8 cannot. Java writes the same."""
+    peer.header = JSON_HEADER
+    answer = await peer.send(b"x", properties={"TAGS": "a\ud800", "shop": "\udc00é"})
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    stored = await db.fetchrow("select tag, headers from half")
+    assert stored is not None
+    assert (stored[0], json.loads(stored[1])["shop"]) == ("a?", "?é")
+    # The connection goes on.
+    assert (await peer.call(RequestCode.GET_MAX_OFFSET, {"topic": "\ud800", "queueId": 0})).code != ResultCode.SUCCESS
+    assert (await peer.call(RequestCode.GET_MAX_OFFSET, {"topic": "order", "queueId": 0})).code == ResultCode.SUCCESS
+
+
 async def test_a_check_asks_the_producer_and_its_answer_decides(
     peer: RemotingPeer, db: Connection, runtime: Runtime
 ) -> None:

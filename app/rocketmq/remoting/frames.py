@@ -86,16 +86,22 @@ def encode(frame: RemotingFrame) -> bytes:
 
 def _of_json(header: bytes, body: bytes) -> RemotingFrame:
     read: dict[str, Any] = json.loads(header)
-    fields = {str(name): str(value) for name, value in (read.get("extFields") or {}).items() if value is not None}
+    named = (read.get("extFields") or {}).items()
+    fields = {_whole(str(name)): _whole(str(value)) for name, value in named if value is not None}
     remark = read.get("remark")
     return RemotingFrame(
         _int32(read["code"]),
         _int32(read.get("opaque", 0)),
         _int32(read.get("flag", 0)),
-        None if remark is None else str(remark),
+        None if remark is None else _whole(str(remark)),
         fields,
         body,
     )
+
+
+def _whole(text: str) -> str:
+    """Return a text with a question mark for each half of a surrogate pair, as Java writes it in UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _to_json(frame: RemotingFrame) -> bytes:
