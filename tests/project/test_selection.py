@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.support.selection import (
     pytest_runtest_setup,
     pytest_terminal_summary,
     rotated,
+    spread,
 )
 
 TESTS = Path(__file__).parents[1]
@@ -31,17 +33,19 @@ def test_every_file_and_test_that_is_named_exists() -> None:
     for places in MARKS.values():
         for place in places:
             assert (TESTS / place).exists(), place
-    for file, names in slow_tests.TESTS.items():
-        tree = ast.parse((TESTS / file).read_text())
-        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert {name.partition("[")[0] for name in names} <= there, (
-            f"tests/support/slow_tests.py names tests that {file} does not have"
-        )
+    for named in (slow_tests.TESTS, slow_tests.CASES):
+        for file, names in named.items():
+            tree = ast.parse((TESTS / file).read_text())
+            there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            assert {name.partition("[")[0] for name in names} <= there, (
+                f"tests/support/slow_tests.py names tests that {file} does not have"
+            )
 
 
 @pytest.mark.slow
 def test_every_case_that_is_named_exists() -> None:
     cases = {f"tests/{file}::{name}" for file, names in slow_tests.TESTS.items() for name in names if "[" in name}
+    many = {f"tests/{file}::{name}": quick for file, of in slow_tests.CASES.items() for name, quick in of.items()}
     command = [
         sys.executable,
         "-m",
@@ -53,15 +57,25 @@ def test_every_case_that_is_named_exists() -> None:
         "-p",
         "no:schemathesis",
     ]
-    files = sorted({case.partition("::")[0] for case in cases})
+    files = sorted({case.partition("::")[0] for case in (*cases, *many)})
     collected = subprocess.run([*command, *files], cwd=TESTS.parent, capture_output=True, text=True, check=True)
-    assert cases <= set(collected.stdout.splitlines())
+    there = collected.stdout.splitlines()
+    assert cases <= set(there)
+    counted = Counter(line.partition("[")[0] for line in there)
+    assert [name for name, quick in many.items() if counted[name] <= quick] == []
 
 
 def test_garbage_of_tests_is_collected_and_what_was_collected_with_them_is_left_alone() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() > 1000
     assert not any(found is tests.conftest for found in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("number", "quick", "which"), [(9, 3, {0, 3, 6}), (4, 1, {0}), (5, 2, {0, 2}), (2, 2, {0, 1}), (1, 3, {0})]
+)
+def test_quick_cases_are_spread_over_all(number: int, quick: int, which: set[int]) -> None:
+    assert spread(number, quick) == which
 
 
 def test_marks_follow_from_the_path() -> None:

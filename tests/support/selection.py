@@ -3,7 +3,8 @@
 `make test` leaves out the mark `slow`; `make test-fast` leaves out `broker`, `spark` and `full` as well; `make
 test-all` runs everything. A file whose marks exclude it is not even imported: collecting costs each worker CPU time.
 A slow test in a quick file is named in `slow_tests.py`, or has `@pytest.mark.slow` of its own; a slow case of a test is
-named with its parameters, as in `test_name[parameters]`.
+named with its parameters, as in `test_name[parameters]`. Of a test with many cases, `slow_tests.CASES` says how many are
+quick.
 
 Two environment variables serve `.ci/run`. `HALFNOTE_TEST_ROTATION`: a whole number, the day; each day the run begins
 a seventh of the list of files later than the day before. `HALFNOTE_TEST_UNTIL`: seconds since 1970; a test that has
@@ -14,7 +15,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -108,6 +109,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = item.nodeid.partition("::")[2]
         if {case, case.partition("[")[0]} & set(slow_tests.TESTS.get(path, ())):
             item.add_marker("slow")
+    for item in _cases_too_many(items):
+        item.add_marker("slow")
     day = os.environ.get("HALFNOTE_TEST_ROTATION")
     if day:
         # Hypothesis adds its mark after this hook.
@@ -115,6 +118,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files = list(dict.fromkeys(str(item.path) for item in rest))
         place = {file: number for number, file in enumerate(rotated(files, int(day)))}
         items.sort(key=lambda item: place.get(str(item.path), len(place)))
+
+
+def spread(number: int, quick: int) -> set[int]:
+    """Return which of a number of cases are quick: so many, the first among them, spread evenly."""
+    return {index * number // quick for index in range(quick)} if quick < number else set(range(number))
 
 
 def is_property_test(item: pytest.Item) -> bool:
@@ -148,6 +156,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for title, tests in (("run", ran), ("not reached", missed)):
         for file, of_file in itertools.groupby(tests, key=lambda test: test.partition("::")[0]):
             terminalreporter.write_line(f"{title}: {file} ({len(list(of_file))})")
+
+
+def _cases_too_many(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases beyond the number that `slow_tests.CASES` has for their test."""
+    tests: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        path, _ = _path_and_marks(item.path)
+        name = item.nodeid.partition("::")[2].partition("[")[0]
+        if name in slow_tests.CASES.get(path, ()) and item.get_closest_marker("slow") is None:
+            tests.setdefault((path, name), []).append(item)
+    for (path, name), cases in tests.items():
+        quick = spread(len(cases), slow_tests.CASES[path][name])
+        yield from (case for index, case in enumerate(cases) if index not in quick)
 
 
 @functools.cache
