@@ -30,6 +30,7 @@ from halfnote.consuming import (
     still_held,
 )
 from halfnote.errors import HalfnoteError, Unconfirmed
+from halfnote.flag import Flag
 from halfnote.hosting import not_awaitable
 from halfnote.http import headers_of
 from halfnote.inbox import Inbox, Reject
@@ -76,13 +77,14 @@ class SyncConsumer:
         )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
-        self._stopping = threading.Event()
-        self._closing = threading.Event()
+        self._stopping, self._closing = Flag(), Flag()
+        # The threads on which `_close` is under way.
+        self._closers: set[int] = set()
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
-        self._idle, self._closes_at_end = threading.Event(), False
+        self._idle, self._closes_at_end = Flag(), False
         self._idle.set()
         # Set while no loop over `messages` is under way. `_worked_on`: what the body of one works on, on which thread.
-        self._loop_over = threading.Event()
+        self._loop_over = Flag()
         self._loop_over.set()
         self._worked_on: HeldMessage | None = None
         self._loop_thread: int | None = None
@@ -108,7 +110,7 @@ class SyncConsumer:
         acknowledged, call `stop` in the body. Those that were claimed with it are given back too, and use up no try.
         Raises Refused, for example if the subscription is not there.
         """
-        over = self._loop_over = threading.Event()
+        over = self._loop_over = Flag()
         self._loop_thread = threading.get_ident()
         try:
             self._give_back(None)
@@ -216,8 +218,21 @@ class SyncConsumer:
                 return
 
     def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
-        """Give back what is held, `but` this one, and close the connections."""
+        """Give back what is held, `but` this one, and close the connections.
+
+        A signal's handler may close above a line of this. It leaves the rest to this, and waits for none of its locks.
+        """
+        thread = threading.get_ident()
+        if thread in self._closers:
+            return
+        self._closers.add(thread)
         self._closes_at_end = False
+        try:
+            self._close_all(error, but)
+        finally:
+            self._closers.discard(thread)
+
+    def _close_all(self, error: BaseException | None, but: HeldMessage | None) -> None:
         poster = self._poster
         if but is not None:
             # The loop may go on, and acknowledge. No thread begins before that.

@@ -1,6 +1,7 @@
 """`close` in a signal's handler, at each line of the driver at which the signal may come, and in real processes."""
 
 import asyncio
+import concurrent.futures.thread
 import os
 import signal
 import subprocess
@@ -8,12 +9,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import halfnote.check_answering
+import halfnote.consuming
+import halfnote.flag
+import halfnote.sync_consumer
 import halfnote.sync_driver
 import halfnote.sync_producer
 import httpx
@@ -125,12 +130,20 @@ def test_a_handler_may_close_at_each_line(
 
 
 class Closing:
-    """A close on a thread of its own, whose handler closes the producer again before a line of the close."""
+    """A close on a thread of its own, with a handler that closes once more before a line of it in these files."""
 
-    def __init__(self, line: int, producer: SyncTransactionProducer, grace_s: float, *, raises: bool) -> None:
-        self._left, self._producer, self._grace_s, self._raises = line, producer, grace_s, raises
+    def __init__(
+        self,
+        line: int,
+        close: Callable[[], object],
+        files: Collection[str],
+        *,
+        raises: bool,
+        handler: Callable[[], object] | None = None,
+    ) -> None:
+        self._left, self._close, self._handler, self._raises = line, close, handler or close, raises
         # A Condition does not survive an exception at each of its lines.
-        self._files = CLOSED_BY if raises else {*CLOSED_BY, threading.__file__}
+        self._files = {*files} if raises else {*files, threading.__file__}
         self.was_called, self.is_over, self.outcome = False, threading.Event(), list[BaseException]()
         # Where the handler interrupts it.
         self.within: list[str] = []
@@ -144,7 +157,7 @@ class Closing:
     def _work(self) -> None:
         sys.settrace(self._traced)
         try:
-            self._producer.close(self._grace_s)
+            self._close()
         except BaseException as error:
             self.outcome.append(error)
         finally:
@@ -159,7 +172,7 @@ class Closing:
             if self._left < 0:
                 self.was_called = True
                 self.within = [one.name for one in traceback.extract_stack(frame)]
-                self._producer.close(self._grace_s)
+                self._handler()
                 if self._raises:
                     raise Done
         return self._traced
@@ -187,7 +200,8 @@ def test_a_handler_may_close_at_each_line_of_a_close(
         for _ in range(2):
             with producer.transaction(ORDER):
                 pass
-        closing = Closing(line, producer, SOON_S if answers else 0.0, raises=raises)
+        grace_s = SOON_S if answers else 0.0
+        closing = Closing(line, partial(producer.close, grace_s), CLOSED_BY, raises=raises)
         closing.run()
         left = left_in(caplog.messages)
         if answers:
@@ -198,6 +212,41 @@ def test_a_handler_may_close_at_each_line_of_a_close(
         if not closing.was_called:
             break
     assert 40 < line < LINES_MOST
+
+
+CONSUMED_BY = {
+    one.__file__ for one in (halfnote.sync_consumer, halfnote.consuming, halfnote.flag, concurrent.futures.thread)
+}
+
+
+def test_a_handler_may_close_a_consumer_at_each_line_of_a_close() -> None:
+    for line in range(LINES_MOST):
+        coordinator = scripted(claimed(1, 2))
+        consumer = SyncConsumer(URL, "worker", transport=coordinator.transport(), wait_s=0)
+        assert len(consumer._claim()) == 2
+        closing = Closing(line, consumer.close, CONSUMED_BY, raises=False)
+        closing.run()
+        given_back = [handle for nack in coordinator.asked(NACK) for handle in nack["handles"]]
+        assert sorted(given_back) == ["h1", "h2"], (line, closing.within)
+        assert consumer._keeper is not None
+        consumer._keeper.join(SOON_S)
+        assert not consumer._keeper.is_alive(), closing.within
+        if not closing.was_called:
+            break
+    assert 40 < line < LINES_MOST
+
+
+def test_a_handler_may_stop_a_consumer_at_each_line_of_a_pause() -> None:
+    """A claim that failed is repeated after a pause."""
+    for line in range(LINES_MOST):
+        consumer = SyncConsumer(URL, "worker", transport=scripted().transport())
+        pausing = Closing(line, partial(consumer._pause, 0.01, None), CONSUMED_BY, raises=False, handler=consumer.stop)
+        pausing.run()
+        assert consumer._stopping.is_set() is pausing.was_called
+        consumer.close()
+        if not pausing.was_called:
+            break
+    assert 5 < line < LINES_MOST
 
 
 def no_checks(_: httpx.Request) -> httpx.Response:
