@@ -3,8 +3,7 @@
 `make test` leaves out the mark `slow`; `make test-fast` leaves out `broker`, `spark` and `full` as well; `make
 test-all` runs everything. A file whose marks exclude it is not even imported: collecting costs each worker CPU time.
 A slow test in a quick file is named in `slow_tests.py`, or has `@pytest.mark.slow` of its own; a slow case of a test is
-named with its parameters, as in `test_name[parameters]`. Of a test with many cases, `slow_tests.CASES` says how many are
-quick.
+named with its parameters, as in `test_name[parameters]`. `slow_tests.CASES` says how many cases of a test are quick.
 
 Two environment variables serve `.ci/run`. `HALFNOTE_TEST_ROTATION`: a whole number, the day; each day the run begins
 a seventh of the list of files later than the day before. `HALFNOTE_TEST_UNTIL`: seconds since 1970; a test that has
