@@ -18,6 +18,7 @@ from app.store.checkback import rounds
 from app.store.checkback.rounds import AskedBatch, ask_waiting, begin_round, round_of
 from tests.support.check_responder import Call, Responder
 from tests.support.check_stepping import COMMIT, in_doubt, many_in_doubt, turn
+from tests.support.postgres import IN_THIS_DATABASE
 
 URGED = "select count(*) from check_back where producer_group = $1 and urged_at is not null"
 LATER_S = 600
@@ -279,7 +280,7 @@ async def test_one_worker_at_a_time_is_at_a_round(
     other = await connect(dsn)
     async with other.transaction():
         assert await rounds.take_round(other, names[0])
-        held = "select count(*) from pg_locks where locktype = 'advisory' and classid = $1"
+        held = f"select count(*) from pg_locks where locktype = 'advisory' and classid = $1 and {IN_THIS_DATABASE}"
         assert await db.fetchval(held, AdvisoryLock.ROUNDS) == 1
         result = await Rounds().step(runtime, runtime.clock.now())
         assert result.within_s == LEFT_EVERY_S

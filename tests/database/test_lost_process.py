@@ -19,10 +19,14 @@ from app.errors import OutcomeUnknown
 from app.store.coordinator.halves import Half
 from tests.coordinator.test_group_commit import new_half
 from tests.support.faulty_proxy import receive_nothing
+from tests.support.postgres import IN_THIS_DATABASE
 from tests.support.requirements import absent
 
 TAKE_OFFSETS = f"select pg_advisory_xact_lock({AdvisoryLock.OFFSET})"
-HELD = f"select count(*) from pg_locks where locktype = 'advisory' and objid = {AdvisoryLock.OFFSET} and granted"
+HELD = (
+    f"select count(*) from pg_locks where locktype = 'advisory' and objid = {AdvisoryLock.OFFSET} and granted "
+    f"and {IN_THIS_DATABASE}"
+)
 WITHIN_S = 30
 ORDER: dict[str, Any] = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
 

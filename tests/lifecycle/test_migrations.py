@@ -30,6 +30,7 @@ from app.store.retention import days
 from tests.conftest import DAYS_AHEAD
 from tests.support import postgres
 from tests.support.cli_runs import Run, run_alone
+from tests.support.postgres import IN_THIS_DATABASE
 from tests.support.processes import ROOT
 from tests.support.schema_catalog import schema_of
 
@@ -364,7 +365,7 @@ async def waits_for_a_table(there: Connection) -> float:
     """Return for how long a session has waited for the lock of a table, in seconds; 0 if none waits."""
     waited: float = await there.fetchval(
         "select coalesce(max(extract(epoch from clock_timestamp() - waitstart)), 0)::float8 from pg_locks "
-        "where not granted and locktype = 'relation'"
+        f"where not granted and locktype = 'relation' and {IN_THIS_DATABASE}"
     )
     return waited
 

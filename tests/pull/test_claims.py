@@ -13,7 +13,7 @@ from app.database.connection import Connection, connect
 from app.pull import sweep
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
-from tests.coordinator.test_races import until_waiting
+from tests.coordinator.test_races import WAITING, until_waiting
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -224,7 +224,7 @@ async def test_what_is_settled_while_its_time_is_extended_is_held(
             consumer.settle(action, *handles(claimed), **(fields if action == "extend" else {}))
         )
         async with asyncio.timeout(30):
-            while not await db.fetchval("select exists(select from pg_locks where not granted)"):
+            while not await db.fetchval(WAITING):
                 assert not settling.done()
                 await asyncio.sleep(0.02)
     assert [one["status"] for one in await settling] == [200] * 3

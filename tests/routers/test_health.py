@@ -31,6 +31,7 @@ from app.runtime.loop_runner import Loop, StepResult, run
 from app.runtime.state import Runtime
 from app.store.admin.figures import LOOKED_UP_MOST
 from tests.conftest import DAYS_AHEAD, assembled, client_of, shares
+from tests.coordinator.test_races import WAITING
 from tests.support.days import go_to, long_ago, park, post_half, post_transaction, subscribe
 from tests.support.processes import Service
 
@@ -286,7 +287,7 @@ async def test_a_process_that_drains_says_so_at_once(settings: Settings, dsn: st
             await db.execute("lock table day")
             looking = asyncio.create_task(ready(client))
             async with asyncio.timeout(20):
-                while not await db.fetchval("select exists (select from pg_locks where not granted)"):
+                while not await db.fetchval(WAITING):
                     await asyncio.sleep(0.01)
             runtime.stopping = runtime.refusing_halves = True
             async with asyncio.timeout(1):
@@ -339,7 +340,7 @@ async def test_a_canceled_probe_does_not_cancel_the_shared_query(client: httpx.A
         await db.execute("lock table day")
         first, second = (asyncio.create_task(ready(client)) for _ in range(2))
         async with asyncio.timeout(20):
-            while not await db.fetchval("select exists (select from pg_locks where not granted)"):
+            while not await db.fetchval(WAITING):
                 await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

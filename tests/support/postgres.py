@@ -48,6 +48,9 @@ SETTINGS = {
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 2**30
 
+# A condition on `pg_locks`, which shows those of all databases of the run's server. Waits for rows have no database.
+IN_THIS_DATABASE = "database = (select oid from pg_database where datname = current_database())"
+
 # The run's directory, for the workers. Not HALFNOTE_…: services that tests start do not inherit these.
 RUN = "TESTS_RUN"
 _WAIT_S = 120.0
