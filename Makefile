@@ -50,7 +50,7 @@ demo-compare: $(RUN) ## compare four ways to announce orders while processes are
 reconcile: $(SPARK) ## run the nightly proof over the embedded database now and print the report's address; needs Java 17
 	@$(BIN)/halfnote reconcile --out $${HALFNOTE_DATA_DIR:-.halfnote}/reconciliation
 
-test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in 6 to 12 minutes
+test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in 5 to 9 minutes
 	$(QUICK) -m "not slow"
 
 test-fast: $(DEV) ## run the tests without brokers, Spark, whole services and the client, in a minute and a half
