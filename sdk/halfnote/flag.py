@@ -1,18 +1,23 @@
 """An event that a handler of a signal may set and wait for, whatever line of its own thread the signal interrupts."""
 
+import math
 import queue
 import time
+
+# A thread that is not woken, because an exception of a handler came between, looks after so long.
+LOOK_S = 0.5
 
 
 class Flag:
     """Is set or not, and threads wait until it is set.
 
     `threading.Event` has a lock. The interrupted thread may hold this lock, and its handler would wait for it for ever.
+    The queue of CPython has none that Python code holds.
     """
 
     def __init__(self) -> None:
         self._is_set = False
-        # An item while it is set and a thread may wait. A thread that takes it puts one back, for the next thread.
+        # An item wakes one thread, which puts it back for the next one. It may be left after `clear`.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def is_set(self) -> bool:
@@ -30,19 +35,15 @@ class Flag:
         """Let threads wait again."""
         self._is_set = False
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float = math.inf) -> bool:
         """Wait until it is set, or for so long; return whether it is set."""
-        until = None if seconds is None else time.monotonic() + seconds
-        has_taken = False
-        while not self._is_set:
-            left_s = None if until is None else until - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return self._is_set
+        until, has_taken = time.monotonic() + seconds, False
+        while not self._is_set and (left_s := until - time.monotonic()) > 0:
             try:
-                self._wakes.get(timeout=left_s)
-                has_taken = True
+                self._wakes.get(timeout=min(left_s, LOOK_S))
             except queue.Empty:
-                return self._is_set
-        if has_taken and self._wakes.empty():
+                continue
+            has_taken = True
+        if has_taken and self._is_set and self._wakes.empty():
             self._wakes.put(None)
-        return True
+        return self._is_set

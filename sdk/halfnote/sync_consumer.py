@@ -73,7 +73,7 @@ class SyncConsumer:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._consuming = Consuming(
-            subscription, at_most, invisible_s, attempt_s, grace_s=grace_s, lock=threading.Lock()
+            subscription, at_most, invisible_s, attempt_s, grace_s=grace_s, lock=threading.RLock()
         )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
@@ -97,7 +97,7 @@ class SyncConsumer:
         # Worked on, until the answer to their acknowledgement: they are held for longer as well.
         self._done: dict[str, HeldMessage] = {}
         self._to_acknowledge: list[HeldMessage] = []
-        self._lock, self._posting = threading.Lock(), False
+        self._lock, self._posting = threading.RLock(), False
         self._poster = ThreadPoolExecutor(1, POSTER)
         self._acknowledging: Future[None] | None = None
         self._keeper: threading.Thread | None = None
@@ -182,6 +182,7 @@ class SyncConsumer:
         """Stop, wait for the handlers of a `run` that is under way, and give back what is held; `error`: why.
 
         Called on a thread of that `run`, as by a handler or a signal, it leaves the rest to it: it closes at its end.
+        So it does above another close of its thread, as in a signal's handler.
         It waits for the body of a loop over `messages` as well, but no longer than the message in it is held, which is
         not extended any more: up to `invisible_s` seconds. Called on the thread of the loop, it does not wait. The
         message in the body is acknowledged after the body; if its time is over by then, it comes again.
@@ -225,27 +226,32 @@ class SyncConsumer:
         thread = threading.get_ident()
         if thread in self._closers:
             return
-        self._closers.add(thread)
-        self._closes_at_end = False
         try:
-            self._close_all(error, but)
+            self._close_all(thread, error, but)
         finally:
             self._closers.discard(thread)
 
-    def _close_all(self, error: BaseException | None, but: HeldMessage | None) -> None:
+    def _close_all(self, thread: int, error: BaseException | None, but: HeldMessage | None) -> None:
         poster = self._poster
-        if but is not None:
-            # The loop may go on, and acknowledge. No thread begins before that.
-            later = ThreadPoolExecutor(1, POSTER)
-            with self._lock:
-                self._poster = later
         try:
+            self._closers.add(thread)
+            self._closes_at_end = False
+            if but is not None:
+                # The loop may go on, and acknowledge. No thread begins before that.
+                later = ThreadPoolExecutor(1, POSTER)
+                with self._lock:
+                    self._poster = later
             with self._consuming.hurrying():
                 self._give_back(error, but)
                 self._closing.set()
                 if self._keeper is not None:
                     self._keeper.join(self._consuming.attempt_s)
             poster.shutdown()
+        except BaseException:
+            # Such as the SystemExit of a signal's handler, which has left its own close to this one.
+            with self._consuming.hurrying():
+                self._nack_held(error, but)
+            raise
         finally:
             # After an exception of a signal's handler the threads end by themselves.
             self._closing.set()

@@ -72,7 +72,8 @@ def test_garbage_of_tests_is_collected_and_what_was_collected_with_them_is_left_
 
 
 @pytest.mark.parametrize(
-    ("number", "quick", "which"), [(9, 3, {0, 3, 6}), (4, 1, {0}), (5, 2, {0, 2}), (2, 2, {0, 1}), (1, 3, {0})]
+    ("number", "quick", "which"),
+    [(32, 4, {0, 9, 18, 27}), (9, 3, {0, 4, 8}), (4, 1, {0}), (5, 2, {0, 3}), (2, 2, {0, 1}), (1, 3, {0})],
 )
 def test_quick_cases_are_spread_over_all(number: int, quick: int, which: set[int]) -> None:
     assert spread(number, quick) == which

@@ -214,20 +214,23 @@ def test_a_handler_may_close_at_each_line_of_a_close(
     assert 40 < line < LINES_MOST
 
 
-CONSUMED_BY = {
-    one.__file__ for one in (halfnote.sync_consumer, halfnote.consuming, halfnote.flag, concurrent.futures.thread)
-}
+CONSUMED_BY = {one.__file__ for one in (halfnote.sync_consumer, halfnote.consuming, halfnote.flag)}
 
 
-def test_a_handler_may_close_a_consumer_at_each_line_of_a_close() -> None:
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_handler_may_close_a_consumer_at_each_line_of_a_close(raises: bool) -> None:
+    # An exception at the last line of the executor's `with` does not release its lock.
+    files = CONSUMED_BY if raises else {*CONSUMED_BY, concurrent.futures.thread.__file__}
     for line in range(LINES_MOST):
         coordinator = scripted(claimed(1, 2))
         consumer = SyncConsumer(URL, "worker", transport=coordinator.transport(), wait_s=0)
         assert len(consumer._claim()) == 2
-        closing = Closing(line, consumer.close, CONSUMED_BY, raises=False)
+        closing = Closing(line, consumer.close, files, raises=raises)
         closing.run()
         given_back = [handle for nack in coordinator.asked(NACK) for handle in nack["handles"]]
-        assert sorted(given_back) == ["h1", "h2"], (line, closing.within)
+        # What an exception interrupts while it is given back comes again when its time is over.
+        if not (raises and "_nack_held" in closing.within and not given_back):
+            assert sorted(given_back) == ["h1", "h2"], (line, closing.within)
         assert consumer._keeper is not None
         consumer._keeper.join(SOON_S)
         assert not consumer._keeper.is_alive(), closing.within
@@ -240,13 +243,13 @@ def test_a_handler_may_stop_a_consumer_at_each_line_of_a_pause() -> None:
     """A claim that failed is repeated after a pause."""
     for line in range(LINES_MOST):
         consumer = SyncConsumer(URL, "worker", transport=scripted().transport())
-        pausing = Closing(line, partial(consumer._pause, 0.01, None), CONSUMED_BY, raises=False, handler=consumer.stop)
+        pausing = Closing(line, partial(consumer._pause, 0.3, None), CONSUMED_BY, raises=False, handler=consumer.stop)
         pausing.run()
         assert consumer._stopping.is_set() is pausing.was_called
         consumer.close()
         if not pausing.was_called:
             break
-    assert 5 < line < LINES_MOST
+    assert 8 < line < LINES_MOST
 
 
 def no_checks(_: httpx.Request) -> httpx.Response:

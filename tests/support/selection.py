@@ -12,6 +12,7 @@ not begun by then is not run, and the summary lists it as not reached. No test i
 
 import functools
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -120,8 +121,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def spread(number: int, quick: int) -> set[int]:
-    """Return which of a number of cases are quick: so many, the first among them, spread evenly."""
-    return {index * number // quick for index in range(quick)} if quick < number else set(range(number))
+    """Return which of a number of cases are quick: so many, the first among them, spread over all.
+
+    The step has no divisor in common with the number, or all would have the same value of a parameter.
+    """
+    step = next(step for step in itertools.count(-(-number // quick)) if math.gcd(step, number) == 1)
+    return {index * step % number for index in range(min(quick, number))}
 
 
 def is_property_test(item: pytest.Item) -> bool:

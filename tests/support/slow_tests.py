@@ -707,7 +707,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_nightly_runs_remove_what_a_killed_archive_left_and_nothing_else",
     ),
 }
-# Of these tests with many cases, `make test` runs so many, spread evenly over all of them.
+# Of these tests with many cases, `make test` runs so many, spread over all of them.
 CASES: dict[str, dict[str, int]] = {
     "admission/test_authorization.py": {
         "test_each_role_may_do_what_its_row_says": 8,
@@ -963,7 +963,7 @@ CASES: dict[str, dict[str, int]] = {
     },
     "sdk/test_closed_by_signals.py": {
         "test_a_signal_during_a_close_leaves_no_end_without_a_line": 2,
-        "test_a_handler_may_close_at_each_line_of_a_close": 1,
+        "test_a_handler_may_close_at_each_line_of_a_close": 2,
         "test_a_handler_may_close_at_each_line": 2,
         "test_a_signal_during_a_close_waits_for_the_ends": 2,
         "test_a_close_that_a_signal_ends_says_what_is_left": 1,
