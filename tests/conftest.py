@@ -5,6 +5,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -51,6 +52,10 @@ hypothesis.settings.load_profile("halfnote")
 
 remember_types()
 lend_one_at_a_time()
+
+# A shell without job control starts a program in the background so that it ignores Ctrl-C. So would what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where no service has set up its log, structlog draws a traceback with all variables: half a CPU second for each.
 *_first, _ = structlog.get_config()["processors"]
