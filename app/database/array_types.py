@@ -19,9 +19,12 @@ ARRAYS = (
     (1007, "_int4", 23),
     (1010, "_tid", 27),
     (1016, "_int8", 20),
+    (1022, "_float8", 701),
     (1182, "_date", 1082),
     (1185, "_timestamptz", 1184),
+    (1231, "_numeric", 1700),
     (2951, "_uuid", 2950),
+    (3807, "_jsonb", 3802),
 )
 
 _Type: TypeAlias = Mapping[str, Any]
@@ -59,7 +62,9 @@ class KnowingConnection(asyncpg.Connection):
 
     async def _introspect_types(self, typeoids: Sequence[int], *rest: Any) -> tuple[Sequence[_Type], Any]:
         """Return the rows that describe these types, and the statement that has read them."""
-        if _KNOWN.keys() >= set(typeoids):
-            return [_KNOWN[oid] for oid in typeoids], _NoStatement()
-        read: tuple[Sequence[_Type], Any] = await super()._introspect_types(typeoids, *rest)  # type: ignore[misc]
-        return read
+        known = [_KNOWN[oid] for oid in typeoids if oid in _KNOWN]
+        others = [oid for oid in typeoids if oid not in _KNOWN]
+        if not others:
+            return known, _NoStatement()
+        read, statement = await super()._introspect_types(others, *rest)  # type: ignore[misc]
+        return [*known, *read], statement

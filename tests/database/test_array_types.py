@@ -1,7 +1,8 @@
 """The arrays that Halfnote's connections know without reading the catalog."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,9 @@ VALUES: dict[str, list[Any]] = {
     "_int2": [-(2**15), 2**15 - 1],
     "_int4": [-(2**31), 2**31 - 1],
     "_int8": [-(2**63), 2**63 - 1],
+    "_float8": [0.5, float("inf"), None],
+    "_numeric": [Decimal("10.30"), None],
+    "_jsonb": ['{"order": 1030}', "null", None],
     "_tid": [(0, 1), (7, 2)],
     "_date": [date(2026, 11, 30), None],
     "_timestamptz": [datetime(2026, 11, 30, 12, 0, 0, 1, UTC)],
@@ -63,6 +67,6 @@ async def test_another_array_is_read_from_the_catalog(database: Database, db: Co
         assert await connection.fetchval("select $1::mood[]", ["calm", "busy"]) == ["calm", "busy"]
         assert await _has_read_the_catalog(connection)
         # Known and unknown ones in one statement.
-        row = await connection.fetchrow("select $1::numeric[] as a, $2::bigint[] as b", [1], [2])
+        row = await connection.fetchrow("select $1::interval[] as a, $2::bigint[] as b", [timedelta(1)], [2])
         assert row is not None
-        assert (row["a"], row["b"]) == ([1], [2])
+        assert (row["a"], row["b"]) == ([timedelta(1)], [2])
