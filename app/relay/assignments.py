@@ -154,7 +154,7 @@ class Assignments:
     def _popped(self, shard: Shard) -> list[Stream]:
         """Take a stream out, with the replays under its lease."""
         replays_of_it = (
-            [] if shard.replay else [key for key in self.streams if key.replay and replace(key, replay=0) == shard]
+            [] if shard.replay else [key for key in self.streams if key.replay and key._replace(replay=0) == shard]
         )
         keys = (shard, *replays_of_it)
         self._beyond.difference_update(keys)
@@ -195,7 +195,7 @@ class Assignments:
 
     def _close_changed(self, desired: DesiredAssignments) -> None:
         for shard, stream in self.streams.items():
-            wanted = desired.shards.get(replace(shard, replay=0) if shard.replay else shard)
+            wanted = desired.shards.get(shard._replace(replay=0) if shard.replay else shard)
             # An unchanged subscription is the same object, and to compare two takes longer.
             changed = wanted is not stream.subscription and wanted != stream.subscription
             if changed or (shard.replay and not _runs_on(stream, desired.replays.get(shard))):
@@ -205,7 +205,7 @@ class Assignments:
         """Close a stream, after the replays under its lease: without them it could not end."""
         shard = stream.source.shard
         for key, other in self.streams.items():
-            if not shard.replay and key.replay and replace(key, replay=0) == shard:
+            if not shard.replay and key.replay and key._replace(replay=0) == shard:
                 other.close()
         stream.close()
 
@@ -335,7 +335,7 @@ class Assignments:
         """Return the rate limiters of the shards of a replay's subscription that no other worker can hold now."""
         now, found = self._runtime.clock.now(), []
         for number in range(replay.shards):
-            stream = self._live_of(replace(replay, shard=number))
+            stream = self._live_of(replay._replace(shard=number))
             if stream is not None and now < stream.sender.lease_until and isinstance(stream.sender.pacer, Pacer):
                 found.append(stream.sender.pacer)
         return found
@@ -356,7 +356,7 @@ class Assignments:
             await checkpoints.end_replays(connection, now)
 
     def _live_of(self, shard: Shard) -> Stream | None:
-        live = self.streams.get(replace(shard, replay=0))
+        live = self.streams.get(shard._replace(replay=0))
         return None if live is None or live.closing or live.lost else live
 
     async def _make_room(self, connection: Connection) -> None:

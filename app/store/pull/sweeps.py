@@ -112,9 +112,11 @@ from (
 where c.subscription_id = n.subscription_id and c."offset" < n."offset"
 """
 
-# There are few subscriptions.
+# Each subscription that consumers claim has a cursor, and no other has. Served by the primary keys.
 PULLED = """
-select subscription_id, name, retry from subscription where deleted_at is null and destination ->> 'type' = 'pull'
+select s.subscription_id, s.name, s.retry
+from pull_cursor k join subscription s on s.subscription_id = k.subscription_id
+where s.deleted_at is null
 """
 # With a row of nulls if there is any claim, of a deleted subscription too. One statement, because each worker asks once
 # a second, also where no one claims.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import asyncpg
 
@@ -153,9 +153,11 @@ where p.state = 'running' and p."offset" >= p.until and not exists (
 Version: TypeAlias = asyncpg.Record | None
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A part of a subscription that one worker holds: number `shard` of `shards`. `replay` 0: live delivery."""
+class Shard(NamedTuple):
+    """A part of a subscription that one worker holds: number `shard` of `shards`. `replay` 0: live delivery.
+
+    A tuple, because each worker looks up all of its shards in dictionaries once a second.
+    """
 
     subscription_id: int
     shards: int = 1
