@@ -108,6 +108,7 @@ async def _ask_batch(connection: Connection, one: AskingRound, now: datetime, *,
     One statement that asks in each database transaction, because each locks its rows in an order of their own. The row
     of the group is written after them.
     """
+    left = False
     # One that was in flight before, and is settled now, waits.
     for ask in (rounds.ask_waiting, rounds.ask_in_flight, rounds.ask_waiting):
         batch = await _asked(connection, one, now, ask, alone=alone)
@@ -115,7 +116,7 @@ async def _ask_batch(connection: Connection, one: AskingRound, now: datetime, *,
             return RoundProgress.LATER
         if batch.left and batch.found:
             return RoundProgress.SOME
-        left = batch.left
+        left = left or batch.left
     if left:
         # They are due now or soon.
         return RoundProgress.LATER

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 import time
 import weakref
@@ -30,6 +31,8 @@ from halfnote.consuming import (
     again_of,
     error_of,
     given_back,
+    is_parents,
+    require_own,
     said,
     still_held,
 )
@@ -59,6 +62,7 @@ class Consumer:
     `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. `grace_s`: for how long a consumer
     that stops or closes tries to acknowledge and give back, if Halfnote does not answer; a request or a pause under way
     is finished. What is left comes again when its time is over. Use `async with`, or `close` it.
+    It may be made before a fork. A child of a process that has called `messages` or `run` needs a consumer of its own.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class Consumer:
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
-        # The loop that claims.
+        # The process that claims, and its loop. What is held is that process's own.
+        self._process: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
         self._idle, self._closes_at_end = asyncio.Event(), False
@@ -103,7 +108,7 @@ class Consumer:
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
         subscription's `retry` says. So it does after `break`, also if its work is done: to end with a message that is
         acknowledged, call `stop` in the body. Those that were claimed with it are given back too, and use up no try.
-        Raises Refused, for example if the subscription is not there.
+        Raises Refused, for example if the subscription is not there, and RuntimeError in a child process of a fork.
         """
         over = asyncio.Event()
         loop = self._messages(over)
@@ -160,7 +165,7 @@ class Consumer:
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
         letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
         While a handler has no message, more are claimed, unless `at_most` messages (10 without it) wait for earlier
-        ones of their keys. Raises Refused, after the handlers under way.
+        ones of their keys. Raises Refused, after the handlers under way, and RuntimeError in a child process of a fork.
         """
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)
@@ -204,7 +209,10 @@ class Consumer:
         It waits for the body of a loop over `messages` as well, but no longer than the message in it is held, which is
         not extended any more: up to `invisible_s` seconds. Called by the body, it does not wait. The message in the
         body is acknowledged after the body; if its time is over by then, it comes again.
+        In a child process of a fork it does nothing: what is held is the parent's.
         """
+        if is_parents(self._process):
+            return
         self.stop()
         if self in _handles.get() and not self._idle.is_set():
             self._closes_at_end = True
@@ -239,6 +247,8 @@ class Consumer:
 
     async def _close(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
         """Give back what is held, `but` this one, and close the connections."""
+        if is_parents(self._process):
+            return
         self._closes_at_end = False
         try:
             await self._give_back(error, but)
@@ -254,6 +264,8 @@ class Consumer:
 
     def _begin_on_loop(self) -> None:
         """Claim on the running loop. Events and tasks of a loop that was closed, as by `asyncio.run`, are of no use."""
+        require_own(self._process)
+        self._process = os.getpid()
         former, self._loop = self._loop, asyncio.get_running_loop()
         if former is None or not former.is_closed():
             return

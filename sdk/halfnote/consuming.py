@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -272,6 +273,20 @@ def _statuses(content: Mapping[str, Any], count: int) -> list[int] | None:
         return None
     statuses = [one["status"] for one in outcomes if isinstance(one, dict) and isinstance(one.get("status"), int)]
     return statuses if len(statuses) == count else None
+
+
+def is_parents(process: int | None) -> bool:
+    """Return whether a consumer belongs to the parent of a fork; `process`: the one that claims, None before that."""
+    return process not in (None, os.getpid())
+
+
+def require_own(process: int | None) -> None:
+    """Raise RuntimeError if a consumer belongs to the parent of a fork."""
+    if is_parents(process):
+        raise RuntimeError(
+            f"process {process} claims with this consumer, and process {os.getpid()} is a fork of it: "
+            "create a consumer in the child process, after the fork"
+        )
 
 
 def _dated(exchange: Exchange[T], clock: Callable[[], float]) -> Exchange[tuple[T, float]]:

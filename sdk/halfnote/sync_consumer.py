@@ -1,6 +1,7 @@
 """The consumer for threads: claims the messages of a subscription, for services without an endpoint."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,6 +27,8 @@ from halfnote.consuming import (
     again_of,
     error_of,
     given_back,
+    is_parents,
+    require_own,
     said,
     still_held,
 )
@@ -57,6 +60,7 @@ class SyncConsumer:
     `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. `grace_s`: for how long a consumer
     that stops or closes tries to acknowledge and give back, if Halfnote does not answer; a request or a pause under way
     is finished. What is left comes again when its time is over. Use `with`, or `close` it.
+    It may be made before a fork. A child of a process that has called `messages` or `run` needs a consumer of its own.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class SyncConsumer:
         self._driver = SyncDriver(url, headers_of(api_key), transport)
         self._wait_s = wait_s
         self._stopping, self._closing = Flag(), Flag()
+        # The process that claims. What is held is its own, and its threads exist in no child.
+        self._process: int | None = None
         # The threads on which `_close` is under way.
         self._closers: set[int] = set()
         # Set while no `run` is under way. `_closes_at_end`: one that is under way closes this consumer.
@@ -108,8 +114,9 @@ class SyncConsumer:
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and comes again as the
         subscription's `retry` says. So it does after `break`, also if its work is done: to end with a message that is
         acknowledged, call `stop` in the body. Those that were claimed with it are given back too, and use up no try.
-        Raises Refused, for example if the subscription is not there.
+        Raises Refused, for example if the subscription is not there, and RuntimeError in a child process of a fork.
         """
+        self._enter_process()
         over = self._loop_over = Flag()
         self._loop_thread = threading.get_ident()
         try:
@@ -121,6 +128,7 @@ class SyncConsumer:
                     if self._begins(one):
                         self._worked_on = one
                         yield one.message
+                        self._enter_process()
                         self._worked_on, self._loop_thread = None, threading.get_ident()
                         self._acknowledge(one)
                 self._acknowledged()
@@ -148,8 +156,9 @@ class SyncConsumer:
         exception gives the message back, and the later ones of its key, which use up no try; Reject makes it a dead
         letter. `at_once`: how many handlers run at once, from 1; messages of a key are handled one after the other.
         While a handler has no message, more are claimed, unless `at_most` messages (10 without it) wait for earlier
-        ones of their keys. Raises Refused, after the handlers under way.
+        ones of their keys. Raises Refused, after the handlers under way, and RuntimeError in a child process of a fork.
         """
+        self._enter_process()
         take = handler if inbox is None else partial(_received, inbox, handler)
         queues = Queues(at_once, self._consuming.at_most)
         # A signal's handler may call `close` on this thread, at any time.
@@ -186,7 +195,10 @@ class SyncConsumer:
         It waits for the body of a loop over `messages` as well, but no longer than the message in it is held, which is
         not extended any more: up to `invisible_s` seconds. Called on the thread of the loop, it does not wait. The
         message in the body is acknowledged after the body; if its time is over by then, it comes again.
+        In a child process of a fork it does nothing: what is held is the parent's.
         """
+        if is_parents(self._process):
+            return
         self.stop()
         if not self._idle.is_set() and threading.get_ident() in self._threads:
             self._closes_at_end = True
@@ -209,6 +221,11 @@ class SyncConsumer:
             # It ended meanwhile, and may have opened a connection again.
             self._close(error)
 
+    def _enter_process(self) -> None:
+        """Raise RuntimeError if another process claims."""
+        require_own(self._process)
+        self._process = os.getpid()
+
     def _body_done(self) -> None:
         """Wait until a loop over `messages` is over, or the time of the message in its body is."""
         self._is_closing = True
@@ -224,7 +241,7 @@ class SyncConsumer:
         A signal's handler may close above a line of this. It leaves the rest to this, and waits for none of its locks.
         """
         thread = threading.get_ident()
-        if thread in self._closers:
+        if thread in self._closers or is_parents(self._process):
             return
         try:
             self._close_all(thread, error, but)
@@ -337,6 +354,7 @@ class SyncConsumer:
 
     def _acknowledge(self, one: HeldMessage) -> None:
         """Begin to acknowledge a message: at once, or with others that wait for the answer to the request before."""
+        self._enter_process()
         with self._lock:
             self._held.pop(one.handle, None)
             self._done[one.handle] = one
@@ -420,6 +438,7 @@ class SyncConsumer:
 
     def _settle(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> None:
         """Settle messages. What fails is logged: they come again."""
+        self._enter_process()
         for one in held:
             self._held.pop(one.handle, None)
             self._begun.discard(one.handle)
@@ -438,6 +457,8 @@ class SyncConsumer:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     def _give_back(self, error: BaseException | None, but: HeldMessage | None = None) -> None:
+        if is_parents(self._process):
+            return
         with self._consuming.hurrying():
             self._give_back_held(error, but)
 

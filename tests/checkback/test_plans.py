@@ -120,6 +120,32 @@ async def test_a_round_looks_each_check_up_whatever_the_statistics_know(
                         assert scan.rows <= (rounds.READ_MOST if scan.index == "check_back_urged" else 300), scan
 
 
+async def test_plan_of_a_round_while_many_checks_are_in_flight(
+    db: Connection, runtime: Runtime, subtests: pytest.Subtests
+) -> None:
+    """A batch reads none of the checks in flight that earlier batches asked."""
+    await register_group(db, "group-0")
+    await many_in_doubt(db, runtime, "group-0", 15_000)
+    now = runtime.clock.now()
+    await db.execute(
+        "update check_back c set swept_at = $1, next_check_at = $2, leased_until = $2, unanswered = 1, "
+        "urged_at = case when o.n > 300 then $3::timestamptz end, asked_at = case when o.n > 300 then $3 end from "
+        "(select transaction_id, row_number() over (order by transaction_id) as n from check_back) o "
+        "where o.transaction_id = c.transaction_id",
+        now - timedelta(hours=1),
+        now + timedelta(seconds=600),
+        now,
+    )
+    await db.execute("vacuum analyze check_back, producer_group")
+    kinds = ["text", "timestamptz", "int", "timestamptz"]
+    # As `probe` sets them.
+    await db.execute("set enable_seqscan = off; set enable_sort = off")
+    for generic in (False, True):
+        with subtests.test(generic=generic):
+            found = await scans(db, rounds.ASK_IN_FLIGHT, kinds, ["group-0", now, 1000, now], generic=generic)
+            assert [scan for scan in found if scan.table == "check_back" and scan.rows > 300] == []
+
+
 async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtests: pytest.Subtests) -> None:
     """Each reads the rows that it takes, of its group, also while thousands are out to producers."""
     for n in range(3):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import product
 
 import asyncpg
 import httpx
@@ -15,7 +16,7 @@ from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection, connect
 from app.runtime.state import Runtime
 from app.store.checkback import rounds
-from app.store.checkback.rounds import AskedBatch, ask_waiting, begin_round, round_of
+from app.store.checkback.rounds import AskedBatch, AskingRound, ask_waiting, begin_round, round_of
 from tests.support.check_responder import Call, Responder
 from tests.support.check_stepping import COMMIT, in_doubt, many_in_doubt, turn
 from tests.support.postgres import IN_THIS_DATABASE
@@ -184,6 +185,42 @@ async def test_a_registration_asks_each_check_in_flight_once_though_its_round_be
     assert one is not None
     found = [(await rounds.ask_in_flight(db, one, now)).found for _ in range(4)]
     assert found == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("began_s", [-3.0, 0.0, 3.0])
+async def test_a_round_asks_exactly_the_checks_in_flight_that_need_it(
+    db: Connection, runtime: Runtime, group: str, began_s: float
+) -> None:
+    """Each combination of times around now, and around the round's begin, has a row."""
+    now = runtime.clock.now()
+    around = [None, *(now + timedelta(seconds=s) for s in (-60, -3, -2, 0, 2, 3, 60))]
+    states = [
+        (since, urged, leased, asked, unanswered)
+        for since, urged, leased, asked in product(around[1:], around, (around[0], around[1], around[7]), around)
+        for unanswered in (0, 1)
+    ]
+    ids = await many_in_doubt(db, runtime, group, len(states))
+    await db.executemany(
+        "update check_back set swept_at = $2, urged_at = $3, leased_until = $4, asked_at = $5, unanswered = $6, "
+        "next_check_at = $7 where transaction_id = $1",
+        [(one, *state, now + timedelta(seconds=LATER_S)) for one, state in zip(ids, states, strict=True)],
+    )
+    await db.execute("update check_back set state = 2 where transaction_id = any ($1)", ids[::11])
+    began = now + timedelta(seconds=began_s)
+    wanted = set()
+    for one in await db.fetch("select * from check_back"):
+        since = one["urged_at"] or one["swept_at"]
+        is_in_flight = one["leased_until"] is not None and one["leased_until"] > now
+        is_left = one["state"] == 1 and one["unanswered"] > 0 and (since < began or since > now)
+        if is_in_flight and is_left and (one["asked_at"] is None or since < min(now, began)):
+            wanted.add(one["transaction_id"])
+    assert wanted
+    before = {one["transaction_id"]: one for one in await db.fetch("select *, xmin from check_back")}
+    found = await rounds.ask_in_flight(db, AskingRound(group, began), now)
+    after = {one["transaction_id"]: one for one in await db.fetch("select *, xmin from check_back")}
+    assert found == AskedBatch(len(wanted), left=False)
+    assert {one for one, row in after.items() if row["xmin"] != before[one]["xmin"]} == wanted
+    assert all(after[one]["asked_at"] is not None and after[one]["urged_at"] is not None for one in wanted)
 
 
 async def test_a_round_reads_no_checks_that_were_answered(

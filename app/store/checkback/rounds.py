@@ -99,50 +99,52 @@ with {picked}, locked as materialized (
 """  # noqa: S608 -- constants
 
 
-_UNANSWERED = f"c.producer_group = $1 and {_IS_UNANSWERED} and {_NOT_URGED}"
-
-
-# Whether one is in flight and to be asked. If another one follows it, only until its `urged_at` is now. So each batch
-# leaves fewer, also in a round that began after now by the clock of another process.
-_ASKED_IN_FLIGHT = f"c.leased_until > $2 and (c.asked_at is null or {_SINCE} < least($2, $4))"
-# Served by check_back_leased. One that is being settled has its back-off once its lock is free.
-ASK_IN_FLIGHT = _ask_unanswered(
-    f"""
-picked as materialized (
-  select c.transaction_id from check_back c where {_UNANSWERED} and {_ASKED_IN_FLIGHT} limit $3
-)
-""",  # noqa: S608 -- constants
-    f"case when c.leased_until > $2 then {_ASKED_IN_FLIGHT} else c.next_check_at > {_AT} end",
-    "select count(*) from picked",
-)
-# Those that wait for their next try. Served by check_back_urged, in its order if sorts are off (`probe`): each range
-# ends after READ_MOST. One that was claimed meanwhile is asked already. `left`: others may be left.
-_WAITS = f"c.next_check_at > {_AT} and (c.leased_until is null or c.leased_until <= $2)"
-
-
-def _walked(since: str) -> str:
-    return f"""(
-  select c.*, {_SINCE} as since from check_back c
-  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {_SINCE} {since}
+# What a statement reads: the former rows, and the later ones. Served by check_back_urged, in its order if sorts are off
+# (`probe`): each range ends after READ_MOST. What is asked leaves the front of its range, so a batch does not read what
+# earlier ones asked.
+def _walked(name: str, since: str) -> str:
+    return f"""{name} as materialized (
+  select c.transaction_id, c.leased_until, c.next_check_at, c.asked_at, c.urged_at, c.swept_at from check_back c
+  where c.producer_group = $1 and c.state = 1 and c.unanswered > 0 and {since}
   order by {_SINCE} limit {READ_MOST}
 )"""  # noqa: S608 -- constants
 
 
-ASK_WAITING = _ask_unanswered(
-    f"""
-former as materialized {_walked("< $4")}, later as materialized {_walked("> $2")},
-picked as materialized (
-  select c.transaction_id from (select * from former union all select * from later) c
-  where {_WAITS} order by c.since limit $3
-)
-""",  # noqa: S608 -- constants
-    _WAITS,
-    f"""
+# No row is in both ranges, also in a round that began after now by the clock of another process.
+_RANGES = f"{_walked('former', f'{_SINCE} < $4')}, {_walked('later', f'{_SINCE} > $2 and {_SINCE} >= $4')}"
+_READ = "(select * from former union all select * from later)"
+# `left`: others may be left.
+_FOUND = f"""
 select count(*) as found, count(*) >= $3 or greatest(
   (select count(*) from former), (select count(*) from later)
 ) >= {READ_MOST} as left
 from picked
+"""  # noqa: S608 -- constants
+
+# Whether one is in flight and to be asked. If another one follows it, only until its `urged_at` is now. So each batch
+# leaves fewer, also in a round that began after now by the clock of another process.
+_ASKED_IN_FLIGHT = f"c.leased_until > $2 and (c.asked_at is null or {_SINCE} < least($2, $4))"
+# check_back_leased would read all that are in flight for each batch. One that is being settled has its back-off once
+# its lock is free.
+ASK_IN_FLIGHT = _ask_unanswered(
+    f"""
+{_RANGES}, picked as materialized (
+  select c.transaction_id from {_READ} c where {_ASKED_IN_FLIGHT} order by {_SINCE} limit $3
+)
 """,  # noqa: S608 -- constants
+    f"case when c.leased_until > $2 then {_ASKED_IN_FLIGHT} else c.next_check_at > {_AT} end",
+    _FOUND,
+)
+# Those that wait for their next try. One that was claimed meanwhile is asked already.
+_WAITS = f"c.next_check_at > {_AT} and (c.leased_until is null or c.leased_until <= $2)"
+ASK_WAITING = _ask_unanswered(
+    f"""
+{_RANGES}, picked as materialized (
+  select c.transaction_id from {_READ} c where {_WAITS} order by {_SINCE} limit $3
+)
+""",  # noqa: S608 -- constants
+    _WAITS,
+    _FOUND,
 )
 
 
@@ -206,10 +208,10 @@ async def complete_round(connection: Connection, one: AskingRound) -> None:
 async def ask_in_flight(connection: Connection, one: AskingRound, now: datetime) -> AskedBatch:
     """Have checks of a group that are in flight followed by another if they are not answered, nor was the last one.
 
-    Up to AT_ONCE. First checks are left out. One that another one follows already is found once a round.
+    Up to AT_ONCE, those first for which rounds asked longest ago. First checks are left out. One that another one
+    follows already is found once a round.
     """
-    found: int = await connection.fetchval(ASK_IN_FLIGHT, one.group, now, AT_ONCE, one.began_at)
-    return AskedBatch(found, found >= AT_ONCE)
+    return await _asked(connection, ASK_IN_FLIGHT, one, now)
 
 
 async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -> AskedBatch:
@@ -217,6 +219,10 @@ async def ask_waiting(connection: Connection, one: AskingRound, now: datetime) -
 
     Up to AT_ONCE, those first for which rounds asked longest ago.
     """
-    row = await connection.fetchrow(ASK_WAITING, one.group, now, AT_ONCE, one.began_at)
+    return await _asked(connection, ASK_WAITING, one, now)
+
+
+async def _asked(connection: Connection, statement: str, one: AskingRound, now: datetime) -> AskedBatch:
+    row = await connection.fetchrow(statement, one.group, now, AT_ONCE, one.began_at)
     assert row is not None
     return AskedBatch(**row)

@@ -64,7 +64,7 @@ _ATTEMPT = same("transaction_id", "position", "subscription_id", "duration_ms", 
 # The caller has locked the rows and the claims in this database transaction, so the ctids are valid: a join by the key
 # could be planned as a read of all rows of the subscription for each one. A row with a copy of its message goes on
 # without its day, but gets no receipt and no attempt. What was given back before the work leaves no attempt either:
-# there can be many, and they use up none. Primary keys otherwise.
+# there can be many, and they use up none. It leaves the error of an earlier attempt. Primary keys otherwise.
 # What upkeep has closed the day of since the message was locked is not recorded, and returned: a message that a claim
 # had is a dead letter by then, and the row of one that was acknowledged becomes one. `kept` looks a row up only then.
 SETTLE = f"""
@@ -83,7 +83,7 @@ with days as materialized (
   returning {selected(same(*_MESSAGE, *_COPY, of="r"))}
 ), postponed as (
   update delivery_retry r set attempts = a.attempts, first_at = a.first_at, due_at = a.due_at, leased_until = null,
-    last_error = a.error
+    last_error = case when a.what = 'postponed' then coalesce(r.last_error, a.error) else a.error end
   from asked a where r.ctid = a.at and a.result = 'retry'
 ), added as (
   {insert("delivery_retry", _RETRY, "from asked a where a.at is null and a.result = 'retry' and a.open")}
@@ -107,8 +107,8 @@ class HeldSettlement:
     """What is recorded of a message that a consumer held. `at`: the ctid of its locked row; None: a claim had it.
 
     `attempts`: tries used up. `first_at`: None if there was none, of a dead letter that waited too long. `what`: the
-    outcome in the attempt's record, None if it was acknowledged; POSTPONED has no record. `digest`: of the body that
-    was handed out. `waits_from`: when the message began to wait.
+    outcome in the attempt's record, None if there is no attempt to record; POSTPONED has no record. `digest`: of the
+    body that was handed out. `waits_from`: when the message began to wait.
     """
 
     at: Ctid | None
