@@ -1,6 +1,5 @@
 """Names and prose follow CONTRIBUTING.md: one name per thing, and plain American English without banned phrases."""
 
-import ast
 import io
 import re
 import subprocess
@@ -116,10 +115,10 @@ def test_no_text_has_a_banned_phrase() -> None:
 @pytest.mark.parametrize("folder", ["app", "spark", "sdk/halfnote"])
 def test_a_class_name_means_one_thing(folder: str) -> None:
     names = Counter(
-        node.name
+        name
         for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        # Python's parser takes seconds for all files.
+        for name in re.findall(r"^[ \t]*class (\w+)[:(\[]", path.read_text(), re.MULTILINE)
     )
     assert [name for name, times in names.items() if times > 1 and not name.startswith("_")] == []
 
