@@ -86,6 +86,8 @@ class Relay:
         self._retries_at: datetime | None = None
         # A settle in a database transaction whose commit got no answer.
         self._unknown: UnknownSettle | None = None
+        # How often the log was forgotten. It can happen at any await: what was read before it says nothing of the log.
+        self._times_forgotten = 0
 
     @property
     def streams(self) -> dict[Shard, Stream]:
@@ -98,6 +100,7 @@ class Relay:
         self._handed, self._unknown = HandedMessages(), None
         self._head, self._resting, self._retries_wait = 0, [], True
         self._head_at = self._looked_at = self._refreshed_at = self._retries_at = None
+        self._times_forgotten += 1
         self._wake_ups.wake()
         log.warning("log_forgotten", head=head, streams=dropped)
 
@@ -157,6 +160,7 @@ class Relay:
             return False
         async with runtime.database.keyed() as connection:
             head, retries = await log_head(connection)
+        # The log may have been forgotten meanwhile: then no stream rests.
         if head != self._head or retries or not self._resting:
             return False
         self._head_at = self._looked_at = self._retries_at = now
@@ -199,8 +203,10 @@ class Relay:
         if not (reads_head or claims):
             return groups
         async with runtime.database.keyed() as connection:
-            before = self._head
+            before, times_forgotten = self._head, self._times_forgotten
             head, retries_wait = await log_head(connection)
+            if self._times_forgotten != times_forgotten:
+                return []
             if head < before:
                 # The database went back and no timeline showed it, or upkeep removed the day of the newest message.
                 # Then the streams read again from their checkpoints, which are at the end, and claim then.
@@ -246,8 +252,11 @@ class Relay:
         """Read windows and settle at the same time; a failure of one does not stop the others."""
 
         async def read(group: list[Stream]) -> None:
+            times_forgotten = self._times_forgotten
             async with self._connections, runtime.database.keyed() as connection:
                 found = await _read(connection, group, now)
+            if self._times_forgotten != times_forgotten:
+                return
             self._head = max(self._head, found.reached or 0)
             if self._direct:
                 self._unread = self._more = found.more
