@@ -15,7 +15,6 @@ from app.pull.settlements import NOT_IN_TIME
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.coordinator.test_races import WAITING, until_waiting
-from tests.routers.test_delivery_reasons import why
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -369,9 +368,6 @@ async def test_what_is_given_back_after_three_days_keeps_the_error_of_its_last_a
         dead = await db.fetchrow("select attempts, reason, error, first_at from dead_letter")
         assert tuple(dead or ()) == (1, "not_begun_in_time", "no paper", began)
         assert await db.fetchval("select array_agg(error) from attempt") == ["no paper"]
-        found = await why(client, message["message_id"].rpartition("-")[0], "worker")
-        assert found["reason"] == "dead"
-        assert "still gave it back without the work begun. The last error: no paper." in found["sentence"]
         return
     if ends == "failed":
         [outcome] = await consumer.settle("nack", message["handle"], error="no ink")
