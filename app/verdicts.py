@@ -164,16 +164,12 @@ class OnDead(StrEnum):
 
 
 class DeadLetterReason(StrEnum):
-    """`dead_letter.reason`, unless a destination gave its own.
-
-    Attempts used up, day removed, too old, too many, or given back without the work begun for too long.
-    """
+    """`dead_letter.reason`, unless a destination gave its own: attempts used up, day removed, too old, too many."""
 
     RETRIES_EXHAUSTED = "retries_exhausted"
     DAY_LEFT = "day_left"
     EXPIRED = "expired"
     BACKLOG = "backlog"
-    NOT_BEGUN_IN_TIME = "not_begun_in_time"
 
 
 class OnExhausted(StrEnum):

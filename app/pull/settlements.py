@@ -8,12 +8,11 @@ from typing import TypeAlias
 from uuid import UUID
 
 from app.delivery import Failed, Refused
-from app.policy.delivery_retry import POSTPONED_AT_MOST, Disable, MakeDeadLetter, Settled, TryAgain, decide
+from app.policy.delivery_retry import Disable, MakeDeadLetter, Settled, TryAgain, decide
 from app.store.pull.claims import DURATION_MOST_MS, HeldMessage
 from app.store.pull.held_retries import Ctid
 from app.store.pull.settles import HeldSettlement
 from app.store.relay.results import DEAD, DELIVERED, RETRY
-from app.verdicts import DeadLetterReason
 
 NOT_IN_TIME = "the consumer did not settle it in time"
 
@@ -24,7 +23,7 @@ Refusal: TypeAlias = Failed | Refused
 class Held:
     """A message that a consumer holds. `at`: the ctid of its locked row; None: it was taken from its claim.
 
-    `used`: tries used up before this one. `first_at`: when the first one began. `last_error`: of an earlier one.
+    `used`: tries used up before this one. `first_at`: when the first one began.
     """
 
     at: Ctid | None
@@ -38,7 +37,6 @@ class Held:
     waits_from: datetime
     used: int
     first_at: datetime
-    last_error: str | None = None
 
 
 def acknowledged(held: Held, handle: HeldMessage, now: datetime) -> HeldSettlement:
@@ -62,14 +60,8 @@ def refused(
 ) -> HeldSettlement:
     """Return the record of an attempt that failed, and of what policy decided.
 
-    `retry_after_s` replaces the wait of the schedule, not its number of tries. What was not begun is a dead letter
-    after POSTPONED_AT_MOST, without an attempt: nothing failed, so no try is used up, and an earlier one's error stays.
+    `retry_after_s` replaces the wait of the schedule, not its number of tries.
     """
-    if isinstance(outcome, Failed) and outcome.retry_after_s is not None and now >= held.first_at + POSTPONED_AT_MOST:
-        dead = _settlement(held)
-        dead.result, dead.reason, dead.attempts = DEAD, DeadLetterReason.NOT_BEGUN_IN_TIME, held.used
-        dead.error = held.last_error or outcome.error
-        return dead
     jitter = random.uniform(-1, 1)  # noqa: S311
     decision = decide(outcome, used=held.used, first_at=held.first_at, retry=retry, now=now, jitter=jitter)
     settlement = _settlement(held)

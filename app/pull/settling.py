@@ -40,10 +40,7 @@ ACKNOWLEDGED = Acknowledged(False)
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """The message is a retry that is due at `due_at`, or a dead letter (None).
-
-    `what`: the outcome of the attempt; None: no attempt was recorded, and it is a dead letter.
-    """
+    """The message is a retry that is due at `due_at`, or a dead letter (None). `what`: the outcome of the attempt."""
 
     due_at: datetime | None
     what: DeliveryOutcome | None
@@ -116,8 +113,7 @@ async def give_back(
     """Record a failed attempt of each message: a retry, or a dead letter after the last try or if it is refused.
 
     The wait for the retry begins after the wait for the locks of what is held. One that was not begun uses up no try,
-    leaves no attempt, and is a dead letter if its first try began too long ago. Return also whether something was
-    announced, so that the relay must be woken.
+    and leaves no attempt. Return also whether something was announced, so that the relay must be woken.
     """
     async with connection.transaction():
         held = await _held(connection, subscription.subscription_id, handles, clock.now())
@@ -267,5 +263,4 @@ def _of_row(handle: HeldMessage, row: held_retries.HeldRetry) -> Held:
         waits_from=row.first_at,
         used=row.attempts,
         first_at=row.first_at,
-        last_error=row.last_error,
     )

@@ -50,7 +50,7 @@ from app.schemas.claims import (
 )
 from app.schemas.fields import NamePath
 from app.store.pull.claims import HeldMessage, PulledSubscription, pulled
-from app.store.relay.results import DEAD, DELIVERED
+from app.store.relay.results import DELIVERED
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import Ordered
 
@@ -163,8 +163,7 @@ async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep
     """Record a failed attempt of each message. It comes again after `retry_after_s`, or as `retry` says.
 
     After the last try of the subscription's `retry` it is a dead letter (`result: dead`). With `begun: false` no
-    attempt is recorded, and the same one comes again; 72 hours after its first claim it is a dead letter instead, with
-    the reason `not_begun_in_time`.
+    attempt is recorded, and the same one comes again.
     """
     opening = await _Opening.of(runtime, caller, name)
     handles = opening.valid(wanted.handles)
@@ -391,7 +390,7 @@ async def _give_back(
     runtime.wake_ups.claimable()
     if published:
         runtime.wake_ups.published()
-    for what, times in Counter(one.what or DEAD for one in found if one is not None).items():
+    for what, times in Counter(one.what for one in found if one is not None).items():
         runtime.metrics.relay.deliveries.labels(opening.subscription.name, what).inc(times)
     return found
 

@@ -99,7 +99,7 @@ class GiveBackRequest(Strict):
         True,
         strict=True,
         description="false: the consumer has not begun to work on them. Each then comes again as the same attempt, and "
-        "no try is used up, not sooner than after a second; 72 hours after its first claim it is a dead letter",
+        "no try is used up, for 72 hours from its first claim; not sooner than after a second",
     )
     error: str = Field(
         "the consumer gave it back",

@@ -185,8 +185,7 @@ class DeadLetterRow(DeadLetterRef):
     attempts: int = Field(description="tries that were used up", examples=[17])
     reason: str = Field(
         description="`retries_exhausted`, `day_left` (its day was removed first), `expired` or `backlog` (it waited "
-        "too long, or too many waited), `not_begun_in_time` (consumers gave it back without the work begun, until 72 "
-        "hours after its first claim), or the reason of the receiver",
+        "too long, or too many waited), or the reason of the receiver",
         examples=["retries_exhausted"],
     )
     status: int | None = Field(None, description="the HTTP status of the last answer", examples=[500])

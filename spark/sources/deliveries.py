@@ -8,15 +8,13 @@ from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
 from spark.sources.received import FAILED, USED_BEFORE
-from spark.sources.retries import POSTPONED_AT_MOST
 from spark.sources.scan import CLOCKS_DIFFER_S, rows_of, write_found
 
 # A failed try has a row of `attempt`, written in one statement with the retry or the dead letter; a redelivery counts
 # from 0 again. A day that was closed has attempts without rows, and deliveries without receipts. What was never tried
 # is due at the producer's time, or at once; a redelivery is due when a person asked for it. A dead letter that was
-# never tried has a reason that permits it: its day was closed, or its subscription had a limit, or consumers gave it
-# back without the work begun for so long; or the replay in which a person redelivered it was canceled, and it is dead
-# again for the reason of before.
+# never tried has a reason that permits it: its day was closed, or its subscription had a limit; or the replay in which
+# a person redelivered it was canceled, and it is dead again for the reason of before.
 WRONG = f"""
 with waiting as (
   select 'retry' as what, subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
@@ -54,8 +52,6 @@ select transaction_id, position, subscription_id, replay, "offset", what, differ
         case when again.redelivered is null and (w.died_at < '{{closes}}' or w.died_at >= '{{since}}') then 'reason' end
       when w.reason = 'expired' then case when l.expires is not true then 'reason' end
       when w.reason = 'backlog' then case when l.backlog is not true then 'reason' end
-      when w.reason = 'not_begun_in_time' then
-        case when w.died_at < w.first_at + interval '{POSTPONED_AT_MOST}' - skew.most then 'reason' end
       when w.what = 'dead letter' and w.attempts = 0 and again.redelivered is null then 'reason' end,
     case when w.what = 'retry' and again.redelivered is null and exists (
       select from {{receipt}} r where r.transaction_id = w.transaction_id and r.position = w.position

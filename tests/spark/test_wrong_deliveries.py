@@ -50,20 +50,6 @@ def test_one_of_a_day_that_was_closed_in_between_too(spark: SparkSession, dsn: s
     assert found(spark, dsn, tmp_path / "redelivered") == []
 
 
-def test_one_that_was_given_back_without_a_try_was_claimed_for_so_long(
-    spark: SparkSession, dsn: str, tmp_path: Path
-) -> None:
-    fill_day(dsn, days_ago(3), 30)
-    rows(dsn, MOVED)
-    for name, hours, differs in (("long", 73, []), ("short", 71, ["reason"])):
-        with psycopg.connect(dsn) as db:
-            db.execute(
-                "update dead_letter set reason = 'not_begun_in_time', first_at = died_at - %s * interval '1 hour'",
-                [hours],
-            )
-        assert found(spark, dsn, tmp_path / name) == differs
-
-
 def found(spark: SparkSession, dsn: str, path: Path) -> list[str]:
     """What is wrong with deliveries of the day."""
     with open_snapshot(dsn) as snapshot:

@@ -104,11 +104,6 @@ def _dead(told: Circumstances) -> str:
             f"Dead{_since(facts.died_at)}: it was not delivered before its day was removed. A person can redeliver it."
         )
     error = f" The last error: {_short(facts.died_of)}." if facts.died_of else ""
-    if facts.died_because == DeadLetterReason.NOT_BEGUN_IN_TIME:
-        return (
-            f"Dead{_since(facts.died_at)}: 72 hours after its first claim, consumers still gave it back without "
-            f"the work begun.{error} A person can redeliver it."
-        )
     return f"Dead{_since(facts.died_at)}: given up after {_tries(facts.attempts)}.{error} A person can redeliver it."
 
 

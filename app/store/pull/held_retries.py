@@ -104,13 +104,13 @@ with asked as materialized (
     and f.position = a.position and {_HELD_BY.format("f", "a")}
 ), locked as materialized (
   select r.ctid as at, r.replay, r.transaction_id, r.position, r.lease_epoch, r.topic, r.key, r.attempts,
-    r.first_at, r.last_error
+    r.first_at
   from delivery_retry r
   where r.ctid = any(array(select at from found)) and r.leased_until > $2
     and {OPEN.format("r")}
   for update
 )
-select a.n::int, r.at, r.topic, r.key, r.attempts, r.first_at, r.last_error
+select a.n::int, r.at, r.topic, r.key, r.attempts, r.first_at
 from locked r join asked a on a.replay = r.replay and a.transaction_id = r.transaction_id and a.position = r.position
   and {_HELD_BY.format("r", "a")}
 """  # noqa: S608 -- constants
@@ -179,7 +179,6 @@ class HeldRetry:
     key: str | None
     attempts: int
     first_at: datetime
-    last_error: str | None
 
 
 @dataclass(frozen=True, slots=True)

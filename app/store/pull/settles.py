@@ -107,8 +107,8 @@ class HeldSettlement:
     """What is recorded of a message that a consumer held. `at`: the ctid of its locked row; None: a claim had it.
 
     `attempts`: tries used up. `first_at`: None if there was none, of a dead letter that waited too long. `what`: the
-    outcome in the attempt's record, None if there is no attempt to record; POSTPONED has no record. `digest`: of the
-    body that was handed out. `waits_from`: when the message began to wait.
+    outcome in the attempt's record, None if it was acknowledged; POSTPONED has no record. `digest`: of the body that
+    was handed out. `waits_from`: when the message began to wait.
     """
 
     at: Ctid | None
