@@ -7,6 +7,7 @@ second one.
 
 from datetime import timedelta
 
+from adbc_driver_postgresql import dbapi
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot, partition_name
@@ -55,6 +56,10 @@ def _with_times(query: str) -> str:
     return query.replace("'{seen}'", "'{seen}'::timestamptz")
 
 
+# The names of the day before are looked up. Without them, by its range of ids in the parents, the query would scan that
+# day's log where statistics are old.
+FOUND = "select to_regclass(%(outbox)s) is not null as outbox, to_regclass(%(receipt)s) is not null as receipt"
+UNDEFINED_TABLE = "42P01"
 # Entries of the log of the day before, its last ones, in which an earlier message of a key is looked for.
 LOOKED_BACK = 100_000
 # Receipts of the days after, the first ones and the last ones of each subscription, in which a later message of a key
@@ -206,18 +211,36 @@ def write_ready(spark: SparkSession, snapshot: Snapshot, day: Day, directory: st
     whose consumers claim, are those of the day, and of some receipts of later days. Without any, there is no
     directory. Raises copy.FAILURES.
     """
-    return write_found(
-        spark, snapshot, day, ready_query(snapshot, day), directory, rows_of, whole=True, planned=PLANNED
-    )
+    try:
+        return _write(spark, snapshot, day, ready_query(snapshot, day), directory)
+    except dbapi.Error as error:
+        if error.sqlstate != UNDEFINED_TABLE:
+            raise
+    # Upkeep drops all tables of a day at once, and dropped those of the day before since their names were looked up.
+    # Nothing was written yet. The snapshot's session may still know the names, so they are not looked up again.
+    return _write(spark, snapshot, day, _query(LOGGED, RECEIPTS), directory)
+
+
+def _write(spark: SparkSession, snapshot: Snapshot, day: Day, query: str, directory: str) -> int:
+    return write_found(spark, snapshot, day, query, directory, rows_of, whole=True, planned=PLANNED)
 
 
 def ready_query(snapshot: Snapshot, day: Day) -> str:
-    """Return write_ready's query, for write_found. It needs PLANNED."""
+    """Return write_ready's query, for write_found. It needs PLANNED.
+
+    It names the tables of the day before that exist now. The run does not lock them.
+    """
     logged, receipts = LOGGED, RECEIPTS
     before = {table: partition_name(table, day.day - timedelta(days=1)) for table in ("outbox", "receipt")}
-    if snapshot.rows(f"select to_regclass('{before['outbox']}') is not null as found")[0]["found"]:
+    [found] = snapshot.rows(FOUND, before)
+    if found["outbox"]:
         logged += LOGGED_BEFORE.format(**before)
+    if found["receipt"]:
         receipts += f"\n    union all{RECEIPTS.format(**before)}"
+    return _query(logged, receipts)
+
+
+def _query(logged: str, receipts: str) -> str:
     ahead = "\n  union\n  ".join(AHEAD.format(order=order) for order in ("asc", "desc"))
     whole = READY.replace("{logged}", logged).replace("{receipts}", receipts + DROPPED)
     return whole.replace("{ahead}", ahead)

@@ -1,6 +1,8 @@
 """In the order of keys the next message of a key is judged, from the time since when nothing keeps it back."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, LiteralString
@@ -23,6 +25,7 @@ from spark.sources.retries import (
     write_ready,
 )
 from tests.spark.days import days_ago, fill_day, prove, rows
+from tests.support.postgres import IN_THIS_DATABASE
 
 RETRY: LiteralString = """
 insert into delivery_retry (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
@@ -255,6 +258,27 @@ def test_a_later_message_is_found_among_the_first_and_the_last_receipts_of_later
     retry(day, 5)
     settled_ahead(day, at)
     assert ready(spark, day, tmp_path / "ready") == {5: wanted}
+
+
+WAITING: LiteralString = f"select from pg_locks where not granted and {IN_THIS_DATABASE}"
+
+
+@pytest.mark.parametrize("removed", [("outbox", "receipt"), ("outbox",), ("receipt",)])
+def test_tables_of_the_day_before_may_be_dropped_after_they_were_looked_up(
+    spark: SparkSession, day: str, tmp_path: Path, removed: tuple[str, ...]
+) -> None:
+    retry(day, 5)
+    rows(day, "update receipt set settled_at = now() - interval '1 minute' where \"offset\" = 1 returning 1")
+    names = ", ".join(partition_name(table, days_ago(4)) for table in removed)
+    with ThreadPoolExecutor(1) as pool:
+        # The read finds the names of tables that are being dropped, and waits for them.
+        with psycopg.connect(day) as upkeep, psycopg.connect(day, autocommit=True) as other:
+            upkeep.execute(f"drop table {names}".encode())
+            meanwhile = pool.submit(ready, spark, day, tmp_path / "meanwhile")
+            while not meanwhile.done() and not other.execute(WAITING).fetchall():
+                time.sleep(0.02)
+        assert meanwhile.result() == {5: DUE}
+    assert ready(spark, day, tmp_path / "after") == {5: DUE}
 
 
 def test_a_key_without_an_order_has_no_next_message(spark: SparkSession, day: str, tmp_path: Path) -> None:
