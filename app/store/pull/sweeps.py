@@ -112,11 +112,13 @@ from (
 where c.subscription_id = n.subscription_id and c."offset" < n."offset"
 """
 
-# Each subscription that consumers claim has a cursor, and no other has. Served by the primary keys.
+# Each subscription that consumers claim has a cursor, and no other has. Served by the primary keys. `offset 0`: without
+# statistics, a join would begin with all subscriptions.
 PULLED = """
 select s.subscription_id, s.name, s.retry
-from pull_cursor k join subscription s on s.subscription_id = k.subscription_id
-where s.deleted_at is null
+from pull_cursor k cross join lateral (
+  select s.* from subscription s where s.subscription_id = k.subscription_id and s.deleted_at is null offset 0
+) s
 """
 # With a row of nulls if there is any claim, of a deleted subscription too. One statement, because each worker asks once
 # a second, also where no one claims.
