@@ -37,9 +37,12 @@ class BatchingWire:
 
     async def aclose(self) -> None:
         """Stop what waits and what is under way, and close the connections. Callers get no answer."""
-        for lane in self._lanes.values():
-            await lane.stop()
-        await self._wire.aclose()
+        try:
+            for lane in self._lanes.values():
+                await lane.stop()
+        finally:
+            # Also if this is canceled, as at the end of `asyncio.run`.
+            await self._wire.aclose()
 
 
 class _Lane:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -95,6 +95,8 @@ class AsyncDriver:
         self._closed: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         # Ends of bound sessions after a close. A loop itself does not keep its tasks.
         self._following: dict[asyncio.Task[Any], int] = {}
+        # What closes connections.
+        self._closing: set[asyncio.Task[None]] = set()
 
     def require_open(self) -> None:
         """Raise ProducerClosed after `end_background` or `close` on the running loop."""
@@ -185,14 +187,17 @@ class AsyncDriver:
         await self.end_background(grace_s)
         await self.disconnect()
 
-    async def end_background(self, grace_s: float) -> None:
+    def end_background(self, grace_s: float) -> Coroutine[Any, Any, None]:
         """Give background exchanges of this loop `grace_s` seconds, then cancel them, and say so in the log.
 
-        From now on none begins, but an end that was tried may be repeated.
+        From now on, also if what is returned is never run, none begins, but an end that was tried may be repeated.
         """
-        running, until = self._current(), time.monotonic() + grace_s
-        background = running.background
-        self._closed.add(asyncio.get_running_loop())
+        running = self._current()
+        self._closed.add(running.loop)
+        return self._end_background(running, grace_s)
+
+    async def _end_background(self, running: _Running, grace_s: float) -> None:
+        until, background = time.monotonic() + grace_s, running.background
         running.closes += 1
         try:
             while (under_way := _unfinished(background)) and (left_s := until - time.monotonic()) > 0:
@@ -210,15 +215,33 @@ class AsyncDriver:
         await asyncio.gather(*late, return_exceptions=True)
 
     async def disconnect(self) -> None:
-        """Close the connections of this loop; the last request that is under way on them closes them otherwise."""
+        """Close the connections of this loop; the last request that is under way on them closes them otherwise.
+
+        If it was opened again, they are left to the next close, which then knows what began meanwhile.
+        """
         running = self._current()
-        running.is_closing = True
+        if running.loop in self._closed:
+            running.is_closing = True
+            self._forget(running)
+            if not running.asking:
+                self._end_connections(running)
+        await self._connections_ended(running.loop)
+
+    def _end_connections(self, running: _Running) -> None:
+        """Close them in a task of its own, because who closes them may be canceled, and again in the midst of it."""
         self._forget(running)
-        if not running.asking:
-            await running.wire.aclose()
+        closing = running.loop.create_task(running.wire.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _connections_ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        closing = [task for task in list(self._closing) if task.get_loop() is loop]
+        await asyncio.shield(asyncio.gather(*closing))
 
     def _forget(self, running: _Running) -> None:
-        self._running.pop(running.loop, None)
+        # After `open` the loop may have others already.
+        if self._running.get(running.loop) is running:
+            del self._running[running.loop]
         if self._last is running:
             self._last = None
 
@@ -233,8 +256,8 @@ class AsyncDriver:
         finally:
             running.asking -= 1
             if running.is_closing and not running.asking:
-                self._forget(running)
-                await running.wire.aclose()
+                self._end_connections(running)
+                await self._connections_ended(running.loop)
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Request):

@@ -467,6 +467,47 @@ async def test_closes_beside_each_other_log_each_transaction_once(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+class Slow(httpx.AsyncBaseTransport):
+    """Takes halves, gives ends no answer, and closes its connections only after `may_close`."""
+
+    def __init__(self) -> None:
+        self.may_close, self.has_end, self.began, self.closed = asyncio.Event(), False, 0, 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/half":
+            return httpx.Response(201, json={"created": True})
+        self.has_end = True
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        self.began += 1
+        await self.may_close.wait()
+        self.closed += 1
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_connections_are_closed_although_what_closes_them_is_canceled_again(batching: bool) -> None:
+    transport = Slow()
+    producer = TransactionProducer(
+        "http://localhost", group="shop", attempt_s=SOON_S, wait_for_end=False, transport=transport, batching=batching
+    )
+    async with producer.transaction(ORDER):
+        pass
+    await until(lambda: transport.has_end)
+    # The first is canceled, so the end closes the connections. The second cancels the end, and the third again.
+    first, *others = (asyncio.create_task(producer.close(grace_s)) for grace_s in (SOON_S, 0.1, 0.2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await until(lambda: transport.began)
+    await asyncio.sleep(0.3)
+    assert not any(other.done() for other in others)
+    transport.may_close.set()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    assert transport.closed == transport.began > 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_close_leaves_what_begins_after_it_is_opened_again(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -482,8 +523,35 @@ async def test_a_close_leaves_what_begins_after_it_is_opened_again(
         await closing
         assert left_of(caplog) == [1]
         service.answers.set()
-    await until(lambda: str(second.transaction_id) in service.recorded)
+    # The next close waits for it.
+    assert str(second.transaction_id) in service.recorded
     assert left_of(caplog) == [1]
+
+
+async def test_connections_of_a_closed_producer_that_end_late_leave_those_that_it_opened_again() -> None:
+    transport = Slow()
+    transport.may_close.set()
+    producer = TransactionProducer(
+        "http://localhost", group="shop", attempt_s=SOON_S, wait_for_end=False, transport=transport, batching=False
+    )
+    async with producer.transaction(ORDER):
+        pass
+    await until(lambda: transport.has_end)
+    # A close that is canceled leaves its connections to the end that is under way.
+    first, others = (asyncio.create_task(producer.close(grace_s)) for grace_s in (SOON_S, 0.2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    async with producer:
+        async with producer.transaction(ORDER):
+            pass
+        await others
+        # Another loop is now the last one that used it.
+        await asyncio.to_thread(asyncio.run, producer.close())
+        closed = transport.closed
+        await producer.close(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert transport.closed > closed
 
 
 @KINDS
