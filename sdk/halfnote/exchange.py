@@ -22,6 +22,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 # How long connects may be refused before a request fails, unlike a timeout: nothing can have been stored.
 REFUSED_WITHIN_S = 1.0
 SHORTEST_TIMEOUT_S = 0.05
+# The application seeds the module's own generator, or checks its state; and the producers of many processes that were
+# seeded alike, or forked, would retry at the same moment.
+_random = random.SystemRandom()
 # What drivers log of transactions whose ends are not posted, or of halves that are not withdrawn.
 _LEFT = "%d transactions are left to check-back, so Halfnote asks about them: "
 LEFT_AT_CLOSE = _LEFT + "the producer was closed before their ends were posted"
@@ -268,7 +271,7 @@ def carried_on(make: Callable[[], Exchange[T]]) -> Exchange[T]:
 
 def _jittered(pause_s: float) -> float:
     """Return a part of a pause, so that many callers do not retry at the same moment."""
-    return pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+    return pause_s * _random.uniform(0.5, 1)
 
 
 def _outcomes(what: str, answer: Answer, count: int) -> "list[Outcome]":

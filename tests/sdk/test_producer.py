@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, timezone
@@ -250,6 +251,17 @@ def test_an_end_is_repeated_after_the_pause_that_was_asked_for(
     assert isinstance(pause, Wait)
     assert least_s <= pause.seconds <= most_s
     assert isinstance(background.send(None), Request)
+
+
+def test_pauses_use_no_random_numbers_of_the_application() -> None:
+    pauses, state = [], random.getstate()
+    for _ in range(2):
+        random.setstate(state)
+        exchange: Any = Conversation("shop").end(Transaction(new_id(), "shop", [ORDER]), COMMIT)
+        next(exchange)
+        pauses.append(next(exchange.send(NoAnswer("reset", sent=True)).exchange).seconds)
+        assert random.getstate() == state
+    assert pauses[0] != pauses[1]
 
 
 def test_an_end_is_left_to_check_back_if_the_pause_is_longer_than_its_time(caplog: pytest.LogCaptureFixture) -> None:
